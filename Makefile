@@ -1,0 +1,40 @@
+# One verb a line; each makes what it needs and is safe to run again.
+PYTHON ?= python3
+RECIPE ?= engines/recipes/smollm2-135m-cpu.toml
+BUNDLE ?= engines/store/smollm2-135m-cpu
+PROMPT ?= What is the capital of France?
+PORT   ?= 8000
+JOBS   ?= 2
+
+BIN   := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve build-engine test check bench clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
+
+$(READY): pyproject.toml constraints.txt
+	@bash scripts/setup.sh $(PYTHON)
+
+build-engine: $(READY) ## build the demo's bundle (RECIPE=… for another)
+	@$(BIN)/ostinato build $(RECIPE)
+
+demo: build-engine ## a streamed chat answer (PROMPT="…")
+	@$(BIN)/ostinato chat $(BUNDLE) --prompt "$(PROMPT)" --greedy
+
+serve: build-engine ## the OpenAI-compatible server on 127.0.0.1 (PORT=8000)
+	@$(BIN)/ostinato serve $(BUNDLE) --port $(PORT)
+
+test: $(READY) ## every test that needs no GPU
+	@$(BIN)/pytest -n $(JOBS) --dist loadgroup -q
+
+check: $(READY) ## format, lint, types
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy engines plugins builder runtime tests benchmarks
+
+bench: build-engine ## step times and the Python share of a step
+	@$(BIN)/python benchmarks/decode_step.py $(BUNDLE)
+
+clean: ## remove the environment and everything built
+	rm -rf .venv .types .cache engines/store build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,161 @@
+"""A request as the desk sees it: one row of work with its sampling parameters and its progress (made per request)."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ostinato.engines.errors import RequestError
+from ostinato.engines.sizes import MAX_LOGPROBS
+
+MAX_N = 128
+MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+MAX_LOGIT_BIAS = 1024
+SEED_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample and when to stop. Neutral defaults; `max_tokens` None means the rest of the context.
+
+    `logprobs` None: none; 0: the chosen token's; k: the k best too. `prompt_logprobs` likewise for the prompt.
+    Logprobs are the natural-log softmax after bias and penalties and before mask, temperature and truncation.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        _in_range("temperature", self.temperature, 0.0, 100.0)
+        _in_range("top_p", self.top_p, 0.0, 1.0)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _in_range("n", self.n, 1, MAX_N)
+        _in_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None:
+            _in_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
+            if self.min_tokens > self.max_tokens:
+                raise RequestError(
+                    f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}", param="min_tokens"
+                )
+        for name in ("logprobs", "prompt_logprobs"):
+            if (value := getattr(self, name)) is not None:
+                _in_range(name, value, 0, MAX_LOGPROBS)
+        if self.seed is not None:
+            _in_range("seed", self.seed, -(2 ** (SEED_BITS - 1)), 2**SEED_BITS - 1)
+        self._check_stops()
+        self._check_bias()
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOPS:
+            raise RequestError(f"stop has {len(self.stop)} strings, at most {MAX_STOPS} are allowed", param="stop")
+        if any(not text for text in self.stop):
+            raise RequestError("stop has an empty string, which would end everything at once", param="stop")
+        if any(len(text) > MAX_STOP_CHARS for text in self.stop):
+            raise RequestError(f"a stop string exceeds {MAX_STOP_CHARS} characters", param="stop")
+
+    def _check_bias(self) -> None:
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise RequestError(
+                f"logit_bias has {len(self.logit_bias)} entries, at most {MAX_LOGIT_BIAS} are allowed",
+                param="logit_bias",
+            )
+        for _, value in self.logit_bias:
+            _in_range("logit_bias", value, -100.0, 100.0)
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise RequestError(f"{name} is {value}: give a number from {low} to {high}", param=name)
+
+
+def check_token_ids(name: str, ids: tuple[int, ...] | list[int], vocab_size: int) -> None:
+    """The one validator of every id list that a caller can send."""
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(f"{name} has token id {token_id}, the vocabulary is 0 to {vocab_size - 1}", param=name)
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"  # no blocks; also after a preemption
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One choice of one call. `tokens` is prompt + output; `num_computed` of them have keys and values in blocks.
+
+    Interval picture:   tokens: [0, num_computed) cached   [num_computed, len) to compute   then one is sampled.
+    `seed` is never None here: a caller's own, or a fresh random one.
+    """
+
+    id: int
+    tokens: list[int]
+    num_prompt: int
+    params: SamplingParams
+    max_tokens: int  # resolved: never None, prompt + max_tokens <= max_context
+    seed: int
+    choice: int = 0
+    salt: str = ""
+    priority: int = 0  # lower runs first
+    stop_ids: frozenset[int] = frozenset()  # EOS set (unless ignore_eos) and stop_token_ids
+    status: Status = Status.WAITING
+    num_computed: int = 0
+    num_cached: int = 0  # prompt tokens served from the prefix cache at first admission
+    num_preemptions: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+
+class TokenLogprob(NamedTuple):
+    """The logprob of a token and of the best alternatives, descending."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class Event(NamedTuple):
+    """What one step did for one request: at most one new token, and how it ended if it did.
+
+    `finish`: None, or "stop" | "length" | "abort" | "error" (then `error` says why).
+    `prompt_logprobs` and `num_cached` come with a request's first event.
+    """
+
+    request_id: int
+    token_id: int | None
+    logprob: TokenLogprob | None
+    finish: str | None
+    error: RequestError | None = None
+    num_cached: int = 0
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None

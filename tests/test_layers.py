@@ -1,0 +1,70 @@
+"""Who may import what: the rooms' walls, the passports of heavy libraries, and the files that must stay device-free."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = {"engines": set(), "plugins": {"engines"}, "builder": {"engines", "plugins"}, "runtime": {"engines", "plugins"}}
+PASSPORTS = {  # library → where its import may stand
+    "torch": {"builder"},
+    "onnx": {"builder", "plugins/paged_attention_onnx.py", "plugins/fused_sampling_onnx.py"},
+    "transformers": {"builder"},
+    "gguf": {"builder"},
+    "safetensors": {"builder"},
+    "openvino": {"runtime/openvino.py", "runtime/openvino_graph.py"},
+    "fastapi": {"runtime"},
+    "pydantic": {"runtime"},
+}
+DESK = ("request", "pages", "scheduler", "batch", "sampling")
+DEVICE_LIBRARIES = ("openvino", "torch", "onnx", "tensorrt", "cuda", "fastapi")
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(relative level, dotted name) of every import in a file, those inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((0, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.level, node.module or ""
+
+
+def _sources(room: str) -> list[Path]:
+    return sorted((ROOT / room).glob("*.py"))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_only_what_stands_below_them(room: str) -> None:
+    assert _sources(room)
+    for path in _sources(room):
+        for level, name in _imports(path):
+            assert level <= 1, f"{path.name} climbs out of its room"
+            if level:
+                continue
+            first, *rest = name.split(".")
+            assert first not in ROOMS, f"{path.name} imports the bare {name}, a second copy of the room"
+            if first == "ostinato":
+                assert rest, f"{path.name} imports the lobby"
+                assert rest[0] in ROOMS[room], f"{path.name} imports {name} across a wall"
+
+
+@pytest.mark.parametrize("library", PASSPORTS)
+def test_heavy_libraries_stay_where_they_belong(library: str) -> None:
+    for room in ROOMS:
+        for path in _sources(room):
+            used = any(not level and name.split(".")[0] == library for level, name in _imports(path))
+            allowed = {room, f"{room}/{path.name}"} & PASSPORTS[library]
+            assert not used or allowed, f"{room}/{path.name} imports {library}"
+
+
+@pytest.mark.parametrize("name", DESK)
+def test_desk_files_load_no_device_library(name: str) -> None:
+    code = f"import sys, ostinato.runtime.{name}; print([m for m in {DEVICE_LIBRARIES!r} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert found == "[]"
