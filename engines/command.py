@@ -1,4 +1,4 @@
-"""The `ostinato` command: a dispatcher that imports only the sub-command asked for, and `inspect` (once per call)."""
+"""The `ostinato` command: a dispatcher that imports only the sub-command asked for (once per call)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
         return int(commands[argv[0]].load()(argv[1:]))
     except ModuleNotFoundError as error:
         print(
-            f"ostinato {argv[0]} needs {error.name}: install the matching extra, such as ostinato[cpu] or ostinato[build]",
+            f"ostinato {argv[0]} needs {error.name}: install the matching extra, ostinato[cpu] or ostinato[build]",
             file=sys.stderr,
         )
     except OstinatoError as error:

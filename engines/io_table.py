@@ -1,4 +1,4 @@
-"""The one table of engine inputs and outputs: the builder names its graph by it, the runtime fills it (read offline and at start).
+"""The one table of engine inputs and outputs: names for the builder, a form to fill for the runtime (once at start).
 
 Symbols: T tokens in the step, B rows, S rows sampled, N blocks, P block-table width, V vocabulary, W ⌈V/32⌉,
 M bias entries, K logprobs returned.

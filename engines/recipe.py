@@ -94,9 +94,8 @@ def _limits_from_table(table: Mapping[str, Any]) -> Limits:
         whole = isinstance(value, int) and not isinstance(value, bool)
         counts = isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
         if not (counts if key.endswith("_buckets") else whole):
-            raise RecipeError(
-                f"limits.{key} is {value!r}: give {'a list of counts' if key.endswith('_buckets') else 'a whole number'}"
-            )
+            wanted = "a list of counts" if key.endswith("_buckets") else "a whole number"
+            raise RecipeError(f"limits.{key} is {value!r}: give {wanted}")
     max_rows = table.get("max_rows", 32)
     max_step_tokens = table.get("max_step_tokens", 512)
     max_context = table.get("max_context", 2048)

@@ -1,4 +1,4 @@
-"""The sizes a build is made for: frozen, validated when made, written into the manifest (offline) and read once at start."""
+"""The sizes a build is made for: frozen, validated when made, kept in the manifest (offline; read once at start)."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ostinato.engines.errors import RequestError
 from ostinato.engines.sizes import MAX_LOGPROBS
+from ostinato.plugins.sampling_rows import I32
 
 MAX_N = 128
 MAX_STOPS = 4
@@ -108,6 +109,15 @@ class Status(enum.Enum):
     FINISHED = "finished"
 
 
+@dataclass(slots=True)
+class TokenCounts:
+    """How often each token occurs in a request that has penalties; kept in place while it lives."""
+
+    prompt: I32  # [V]
+    output: I32  # [V]
+    num_counted: int = 0  # output tokens in `output` so far
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One choice of one call. `tokens` is prompt + output; `num_computed` of them have keys and values in blocks.
@@ -131,10 +141,22 @@ class Request:
     num_cached: int = 0  # prompt tokens served from the prefix cache at first admission
     num_preemptions: int = 0
     blocks: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)  # of the prompt's first tokens, so far
+    counts: TokenCounts | None = None  # made when first sampled, if there are penalties
 
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether no prompt logprob is missing; once known they survive a preemption."""
+        return self.params.prompt_logprobs is None or len(self.prompt_logprobs) == self.num_prompt
+
+    @property
+    def first_sampled(self) -> int:
+        """The first position whose logits are still needed: position i predicts token i + 1."""
+        return len(self.tokens) - 1 if self.is_scored else max(len(self.prompt_logprobs) - 1, 0)
 
 
 class TokenLogprob(NamedTuple):

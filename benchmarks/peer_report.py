@@ -1,0 +1,116 @@
+"""What `peers.py` found, as a table for people and as JSON for machines; runs once, at the end of a benchmark."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+PREFILL = "prefill"
+
+
+@dataclass
+class Result:
+    """One engine's samples: decode tokens per second by row count, prefill milliseconds; and what went wrong."""
+
+    name: str
+    label: str
+    precision: str = "–"
+    versions: dict[str, str] = field(default_factory=dict)
+    notes: str = ""
+    decode: dict[int, list[float]] = field(default_factory=dict)
+    prefill_ms: list[float] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def median(self, column: int | str) -> float | None:
+        """Median of a column: a row count, or PREFILL."""
+        samples = self.prefill_ms if column == PREFILL else self.decode.get(int(column), [])
+        return statistics.median(samples) if samples else None
+
+    @property
+    def ours(self) -> bool:
+        """True for ostinato."""
+        return self.name.startswith("ostinato")
+
+
+def ratio(result: Result, results: list[Result], column: int | str) -> float | None:
+    """How many times faster than the best peer in this column: above 1, `result` wins."""
+    mine = result.median(column)
+    peers = [value for other in results if not other.ours and (value := other.median(column)) is not None]
+    if mine is None or not peers:
+        return None
+    return min(peers) / mine if column == PREFILL else mine / max(peers)
+
+
+def print_table(results: list[Result], rows: list[int]) -> None:
+    """Medians, ratios and errors."""
+    from rich.console import Console
+    from rich.table import Table
+
+    columns: list[int | str] = [*rows, PREFILL]
+    table = Table(title="SmolLM2-135M-Instruct, decode tokens/s by rows (256 tokens of prompt), prefill of 512 tokens")
+    table.add_column("engine")
+    table.add_column("precision")
+    for column in columns:
+        table.add_column("prefill ms" if column == PREFILL else f"B={column}", justify="right")
+    for result in results:
+        versions = result.versions.get(next(iter(result.versions), ""), "")
+        values = [_number(result.median(column), 0 if column != 1 else 1) for column in columns]
+        table.add_row(
+            f"{result.label} {versions}".strip(), result.precision, *values, style="bold" if result.ours else None
+        )
+    table.add_section()
+    for result in results:
+        if result.ours:
+            table.add_row(
+                f"{result.label} ÷ best peer", "", *(_number(ratio(result, results, column), 2) for column in columns)
+            )
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+    for result in results:
+        for error in result.errors:
+            console.print(f"{result.label}: {error}", markup=False)
+
+
+def write_json(path: Path, results: list[Result], settings: dict[str, Any]) -> None:
+    """Every sample, with what is needed to run it again."""
+    columns: list[int | str] = [*settings["rows"], PREFILL]
+    report = {
+        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "machine": machine(),
+        "settings": settings,
+        "engines": [
+            {**asdict(result), "medians": {str(column): result.median(column) for column in columns}}
+            for result in results
+        ],
+        "ratios": {r.name: {str(column): ratio(r, results, column) for column in columns} for r in results if r.ours},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """Processor model, the instructions that decide which kernels run, cores and memory."""
+    fields: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    flags = set(fields.get("flags", "").split())
+    interesting = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+    return {
+        "cpu": fields.get("model name", platform.processor()),
+        "instructions": [flag for flag in interesting if flag in flags],
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+    }
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"

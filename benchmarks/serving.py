@@ -1,0 +1,207 @@
+"""Open-loop load on any OpenAI-compatible server: Poisson arrivals, TTFT, TPOT, ITL, E2E and goodput (one run a call).
+
+python benchmarks/serving.py http://127.0.0.1:8000 --rate 4 --requests 100 --goodput ttft:500 tpot:60
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+from machine import machine, save_result
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from workload import Arrival, poisson_arrivals
+
+TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=120)
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass
+class Record:
+    """What one request saw; times are seconds on the run's clock."""
+
+    sent: float
+    token_times: list[float] = field(default_factory=list)
+    num_tokens: int = 0
+    error: str = ""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """TTFT, TPOT (mean gap after the first token) and E2E in milliseconds."""
+        first, last = self.token_times[0], self.token_times[-1]
+        gaps = max(1, self.num_tokens - 1)
+        return {"ttft": (first - self.sent) * 1e3, "tpot": (last - first) / gaps * 1e3, "e2e": (last - self.sent) * 1e3}
+
+
+async def send(session: aiohttp.ClientSession, url: str, model: str, arrival: Arrival, start: float) -> Record:
+    """Stream one completion, noting when each chunk came."""
+    await asyncio.sleep(max(0.0, start + arrival.at - time.perf_counter()))
+    record = Record(time.perf_counter() - start)
+    body = {
+        "model": model,
+        "prompt": arrival.prompt,
+        "max_tokens": arrival.max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+        "stream_options": {"include_usage": True},
+    }
+    try:
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            if response.status != 200:
+                record.error = f"HTTP {response.status}: {(await response.text())[:200]}"
+                return record
+            async for line in response.content:
+                note_line(record, line, start)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        record.error = f"{type(error).__name__}: {error}"
+    if not record.error and not record.token_times:
+        record.error = "no token came"
+    return record
+
+
+def note_line(record: Record, line: bytes, start: float) -> None:
+    """Count a server-sent line; only the usage and error chunks are parsed, so that the client costs little."""
+    if not line.startswith(b"data: {"):
+        return
+    if b'"error"' in line or b'"usage":{' in line or b'"usage": {' in line:
+        chunk = json.loads(line[6:])
+        record.error = json.dumps(chunk["error"]) if "error" in chunk else record.error
+        record.num_tokens = (chunk.get("usage") or {}).get("completion_tokens", record.num_tokens)
+        if not chunk.get("choices"):
+            return
+    record.token_times.append(time.perf_counter() - start)
+
+
+async def run_load(url: str, model: str, arrivals: list[Arrival], *, quiet: bool = False) -> tuple[list[Record], float]:
+    """Send every arrival at its time; returns the records and the seconds from the first send to the last token."""
+    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    connector = aiohttp.TCPConnector(limit=0)
+    with Progress(*columns, disable=quiet) as progress:
+        bar = progress.add_task("", total=len(arrivals))
+        async with aiohttp.ClientSession(connector=connector, timeout=TIMEOUT) as session:
+            start = time.perf_counter()
+            tasks = [asyncio.create_task(send(session, url, model, arrival, start)) for arrival in arrivals]
+            for task in tasks:
+                task.add_done_callback(lambda _: progress.advance(bar))
+            records = await asyncio.gather(*tasks)
+    done = [record.token_times[-1] for record in records if not record.error]
+    return records, max(done, default=0.0)
+
+
+def summarize(records: list[Record], seconds: float, goals: dict[str, float]) -> dict[str, Any]:
+    """Percentiles in milliseconds, throughput, and the requests a second that met every goal."""
+    good = [record for record in records if not record.error]
+    rows = [record.metrics for record in good]
+    series = {name: np.array([row[name] for row in rows]) for name in ("ttft", "tpot", "e2e")}
+    series["itl"] = np.concatenate([np.diff(record.token_times) * 1e3 for record in good] or [np.zeros(0)])
+    met = sum(all(row[name] <= goal for name, goal in goals.items()) for row in rows)
+    return {
+        "requests": len(records),
+        "errors": len(records) - len(good),
+        "seconds": round(seconds, 3),
+        "output_tokens_per_s": round(sum(record.num_tokens for record in good) / seconds, 2) if seconds else 0.0,
+        "requests_per_s": round(len(good) / seconds, 3) if seconds else 0.0,
+        "goodput_requests_per_s": round(met / seconds, 3) if seconds else 0.0,
+        "ms": {
+            name: {"mean": round(float(values.mean()), 2)}
+            | {f"p{p}": round(float(np.percentile(values, p)), 2) for p in PERCENTILES}
+            for name, values in series.items()
+            if values.size
+        },
+    }
+
+
+def print_summary(summary: dict[str, Any]) -> None:
+    table = Table(
+        title=f"{summary['requests']} requests, {summary['errors']} errors, {summary['seconds']} s",
+        title_justify="left",
+    )
+    for column in ("ms", "mean", *(f"p{p}" for p in PERCENTILES)):
+        table.add_column(column, justify="right")
+    for name, values in summary["ms"].items():
+        table.add_row(name, *(f"{value:.1f}" for value in values.values()))
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{summary['output_tokens_per_s']} output tokens/s, {summary['requests_per_s']} requests/s, "
+        f"goodput {summary['goodput_requests_per_s']} requests/s"
+    )
+
+
+def plot(records: list[Record], path: Path) -> None:
+    """A line a request from send to last token, its first token marked, over the cumulative tokens."""
+    import matplotlib.pyplot as plt
+
+    good = sorted((record for record in records if not record.error), key=lambda record: record.sent)
+    figure, (lines, tokens) = plt.subplots(2, 1, figsize=(10, 7), sharex=True, height_ratios=(3, 1))
+    for row, record in enumerate(good):
+        lines.hlines(row, record.sent, record.token_times[0], color="#d9822b", linewidth=1.5)
+        lines.hlines(row, record.token_times[0], record.token_times[-1], color="#2b7bba", linewidth=1.5)
+    lines.set_ylabel("request")
+    lines.set_title("orange: waiting for the first token; blue: streaming")
+    times = np.sort(np.concatenate([record.token_times for record in good]))
+    tokens.plot(times, np.arange(1, len(times) + 1), color="#2b7bba")
+    tokens.set_ylabel("chunks")
+    tokens.set_xlabel("seconds")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+async def first_model(url: str) -> str:
+    async with aiohttp.ClientSession(timeout=TIMEOUT) as session, session.get(f"{url}/v1/models") as response:
+        return str((await response.json())["data"][0]["id"])
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url", help="base URL, without /v1")
+    parser.add_argument("--model", help="default: the first that /v1/models names")
+    parser.add_argument(
+        "--rate", type=float, default=float("inf"), help="requests a second; default all at once (saturation)"
+    )
+    parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--input-words", type=int, default=128)
+    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument(
+        "--goodput", nargs="*", default=[], metavar="NAME:MS", help="goals, such as ttft:500 tpot:60 e2e:5000"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="serving", help="results/NAME.json and .png")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse_args()
+    goals = {name: float(value) for name, _, value in (goal.partition(":") for goal in args.goodput)}
+    if unknown := set(goals) - {"ttft", "tpot", "e2e"}:
+        raise SystemExit(f"unknown goodput goals {sorted(unknown)}: give ttft, tpot or e2e")
+    url = args.url.rstrip("/")
+    model = args.model or asyncio.run(first_model(url))
+    arrivals = poisson_arrivals(args.requests, args.rate, args.input_words, args.output_tokens, args.seed)
+    records, seconds = asyncio.run(run_load(url, model, arrivals))
+    summary = summarize(records, seconds, goals)
+    print_summary(summary)
+    for error in sorted({record.error for record in records if record.error})[:5]:
+        print("error:", error, file=sys.stderr)
+    path = save_result(
+        args.name, {"model": model, "client": machine(), "rate": str(args.rate), "goals_ms": goals} | summary
+    )
+    plot(records, path.with_suffix(".png"))
+    print(f"wrote {path} and {path.with_suffix('.png').name}")
+    return 1 if summary["errors"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""The runtime's sub-commands: `generate`, `chat` and `serve` (their lines run once per call of the command)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from .chat_session import ChatSession
+from .config import add_arguments, config_from_args
+from .generate_lines import GenerateLines, read_requests
+from .llm import LLM
+from .request import SamplingParams
+
+
+def generate(argv: list[str]) -> int:
+    """`ostinato generate`: complete prompts offline; exit 1 if a choice failed."""
+    parser = argparse.ArgumentParser(prog="ostinato generate", description="Complete prompts offline.")
+    parser.add_argument("bundle", type=Path)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", help="text to go on from (not a chat: see `ostinato chat`)")
+    source.add_argument("--prompt-ids", help="token ids, separated by commas")
+    source.add_argument("--requests", type=Path, help="a file with one JSON object a line; - for standard input")
+    parser.add_argument("--json", action="store_true", help="one JSON object a prompt instead of text")
+    parser.add_argument(
+        "--dump-logits",
+        type=Path,
+        help="write the logits of every prompt position as float32 [positions, vocabulary] .npy",
+    )
+    _add_sampling(parser, temperature=1.0, top_p=1.0)
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    requests = read_requests(args.prompt, args.prompt_ids, args.requests, _params(args))
+    lines = GenerateLines(args.bundle, config_from_args(args), dump_logits=args.dump_logits)
+    return lines.run(requests, as_json=args.json)
+
+
+def chat(argv: list[str]) -> int:
+    """`ostinato chat`: a conversation in the terminal, or one streamed answer with --prompt."""
+    parser = argparse.ArgumentParser(prog="ostinato chat", description="Chat with a bundle in the terminal.")
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--prompt", help="answer this and end; without it, ask for one turn after another")
+    parser.add_argument("--system", help="a system message (default: what the chat template says)")
+    _add_sampling(parser, temperature=0.2, top_p=0.9)
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    with LLM(args.bundle, config_from_args(args)) as llm:
+        session = ChatSession(llm, _params(args), args.system)
+        if args.prompt is not None:
+            session.ask(args.prompt)
+        else:
+            session.converse(sys.stdin)
+    return 0
+
+
+def serve(argv: list[str]) -> int:
+    """`ostinato serve`: the OpenAI-compatible server, until SIGTERM or Ctrl-C."""
+    from .server import serve as run_server  # the other commands do without the web stack
+
+    parser = argparse.ArgumentParser(prog="ostinato serve", description="Serve a bundle over HTTP.")
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8000)
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    return run_server(args.bundle, config_from_args(args), args.host, args.port)
+
+
+def _add_sampling(parser: argparse.ArgumentParser, *, temperature: float, top_p: float) -> None:
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--max-tokens", type=int, help="default: the rest of the context")
+    group.add_argument("--temperature", type=float, default=temperature, help=f"default {temperature}")
+    group.add_argument("--greedy", action="store_true", help="the same as --temperature 0")
+    group.add_argument("--top-p", type=float, default=top_p, help=f"default {top_p}")
+    group.add_argument("--top-k", type=int, default=0, help="default 0, off")
+    group.add_argument("--min-p", type=float, default=0.0)
+    group.add_argument("--seed", type=int, help="the same tokens on every run")
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; up to four times"
+    )
+    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens")
+
+
+def _params(args: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(
+        temperature=0.0 if args.greedy else args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_p=args.min_p,
+        seed=args.seed,
+        stop=tuple(args.stop),
+        max_tokens=args.max_tokens,
+        ignore_eos=args.ignore_eos,
+    )

@@ -1,0 +1,78 @@
+"""What a caller may choose when a bundle is opened; the bundle's manifest decides the rest (read once at start)."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+
+from ostinato.engines.errors import RecipeError
+from ostinato.engines.manifest import Manifest
+from ostinato.engines.sizes import Limits
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """None keeps what the bundle was built with. `num_threads` None means every core this process may use."""
+
+    max_rows: int | None = None
+    max_step_tokens: int | None = None
+    max_context: int | None = None
+    kv_tokens: int | None = None
+    prefix_cache: bool = True
+    num_threads: int | None = None
+
+    @property
+    def threads(self) -> int:
+        return self.num_threads or len(os.sched_getaffinity(0))
+
+    def limits(self, manifest: Manifest) -> Limits:
+        """The bundle's limits with the caller's choices; a pool smaller than one full context lowers the context."""
+        built = manifest.limits
+        kv_tokens = self.kv_tokens or built.kv_tokens
+        max_context = self.max_context or min(built.max_context, kv_tokens)
+        if max_context > manifest.sizes.max_positions:
+            raise RecipeError(
+                f"max_context {max_context} exceeds the model's {manifest.sizes.max_positions} positions: give less"
+            )
+        max_step_tokens = self.max_step_tokens or built.max_step_tokens
+        max_rows = self.max_rows or min(built.max_rows, max_step_tokens)
+        return Limits(
+            block_size=built.block_size,
+            max_rows=max_rows,
+            max_step_tokens=max_step_tokens,
+            max_context=max_context,
+            kv_tokens=kv_tokens,
+            row_buckets=_cut(built.row_buckets, max_rows),
+            token_buckets=_cut(built.token_buckets, max_step_tokens),
+        )
+
+
+def _cut(buckets: tuple[int, ...], top: int) -> tuple[int, ...]:
+    return (*(bucket for bucket in buckets if bucket < top), top)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The options that every command that opens a bundle shares."""
+    group = parser.add_argument_group("engine")
+    group.add_argument("--max-rows", type=int, help="requests in one step")
+    group.add_argument("--max-step-tokens", type=int, help="tokens in one step; a longer prompt is prefilled in chunks")
+    group.add_argument("--max-context", type=int, help="prompt + output tokens of one request")
+    group.add_argument("--kv-tokens", type=int, help="tokens that the KV pool holds")
+    group.add_argument("--prefix-cache", choices=("on", "off"), default="on", help="share the blocks of equal prefixes")
+    group.add_argument("--threads", type=int, help="CPU threads (default: all that this process may use)")
+
+
+def config_from_args(args: Namespace) -> RuntimeConfig:
+    for name in ("max_rows", "max_step_tokens", "max_context", "kv_tokens", "threads"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise RecipeError(f"--{name.replace('_', '-')} is {value}: give 1 or more")
+    return RuntimeConfig(
+        max_rows=args.max_rows,
+        max_step_tokens=args.max_step_tokens,
+        max_context=args.max_context,
+        kv_tokens=args.kv_tokens,
+        prefix_cache=args.prefix_cache == "on",
+        num_threads=args.threads,
+    )

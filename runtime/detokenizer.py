@@ -1,0 +1,136 @@
+"""Incremental text of a growing token list: deltas whose join is the one-shot decode (called per step).
+
+    prompt ids │ output ids …            decode(prompt + output) = prompt text │ what push and finish return
+
+A character that begins in the prompt and ends in the output is output, whole; its U+FFFD, if it never completes, is the
+prompt's. A leading space is dropped once a text, where the tokenizer does so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from encodings.utf_8 import IncrementalDecoder
+
+from .token_bytes import TokenBytes
+from .tokenizer import Tokenizer
+
+MARK = "\N{REPLACEMENT CHARACTER}"
+_MAX_CHARACTER_BYTES = 4
+_PROMPT_WINDOW = 8
+_MAX_WINDOW = 64
+
+
+class Detokenizer:
+    """Text of one choice. Holds back an unfinished character only; knows the prompt, and never returns any of it."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
+        self._stream: _ByteStream | _WindowStream
+        if tokenizer.table is not None:
+            self._stream = _ByteStream(tokenizer.table, prompt_ids, skip_special_tokens)
+        else:
+            self._stream = _WindowStream(tokenizer, prompt_ids, skip_special_tokens)
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that these output tokens complete."""
+        return self._stream.push(ids)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the last token pushed has a character that is not whole yet."""
+        return self._stream.holds
+
+    def finish(self) -> str:
+        """What was held: an unfinished character as one U+FFFD, or nothing. Called once, after the last push."""
+        return self._stream.finish()
+
+
+class _ByteStream:
+    """For tokenizers whose tokens are bytes: exact, and one table look-up a token."""
+
+    def __init__(self, table: TokenBytes, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+        self._pieces = table.pieces(skip_special_tokens)
+        self._utf8 = IncrementalDecoder("replace")
+        tail = self._last_bytes(prompt_ids)
+        self._utf8.decode(tail)
+        self._strip_space = table.strips_space and not tail
+        self._drop_mark = self.holds
+
+    def _last_bytes(self, prompt_ids: Sequence[int]) -> bytes:
+        """Enough of the prompt's end to hold an unfinished character; empty only where the whole prompt has no text."""
+        tail = b""
+        for token_id in reversed(prompt_ids):
+            tail = self._pieces.get(token_id, b"") + tail
+            if len(tail) >= _MAX_CHARACTER_BYTES:
+                break
+        return tail
+
+    def push(self, ids: Sequence[int]) -> str:
+        pieces = self._pieces
+        raw = b"".join([pieces.get(token_id, b"") for token_id in ids])
+        if self._strip_space and raw:
+            self._strip_space = False
+            raw = raw.removeprefix(b" ")
+        return self._unmarked(self._utf8.decode(raw))
+
+    @property
+    def holds(self) -> bool:
+        return bool(self._utf8.buffer)
+
+    def finish(self) -> str:
+        return self._unmarked(self._utf8.decode(b"", True))
+
+    def _unmarked(self, text: str) -> str:
+        if self._drop_mark and text:
+            self._drop_mark = False
+            return text.removeprefix(MARK)
+        return text
+
+
+class _WindowStream:
+    """For any other decoder: decodes the last few tokens again and returns what is new.
+
+    The window always starts with tokens that have text, so that what a decoder does to a first token stays inside the
+    part that was already sent. A trailing U+FFFD may be half a character: it is held, for `_MAX_WINDOW` tokens at most.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+        self._tokenizer, self._skip = tokenizer, skip_special_tokens
+        width = _PROMPT_WINDOW
+        while not (text := self._decode(prompt_ids[-width:])).strip(MARK) and width < len(prompt_ids):
+            width *= 2
+        self._ids = list(prompt_ids[-width:])
+        self._num_old = len(self._ids)  # [0, num_old) sent with an earlier push, [num_old, len) not wholly
+        self._num_sent = len(text.rstrip(MARK))  # characters of the window's text
+        self._drop_mark = self.holds = text.endswith(MARK)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, self._skip)
+
+    def push(self, ids: Sequence[int]) -> str:
+        self._ids.extend(ids)
+        text = self._decode(self._ids)
+        whole = text if len(self._ids) - self._num_old > _MAX_WINDOW else text.rstrip(MARK)
+        self.holds = len(whole) < len(text)
+        delta = self._take(whole)
+        if delta and not self.holds:
+            self._shrink()
+        return delta
+
+    def finish(self) -> str:
+        return self._take(self._decode(self._ids))
+
+    def _take(self, text: str) -> str:
+        delta = text[self._num_sent :]
+        if delta:
+            self._num_sent = len(text)
+            if self._drop_mark:
+                self._drop_mark = False
+                return delta.removeprefix(MARK)
+        return delta
+
+    def _shrink(self) -> None:
+        """Everything is sent: the tokens of the last delta are context enough, if they have text of their own."""
+        newest = self._ids[self._num_old :]
+        if text := self._decode(newest):
+            self._ids, self._num_sent = newest, len(text)
+        self._num_old = len(self._ids)

@@ -1,0 +1,188 @@
+"""LLM: the same loop, driven by the caller, for scripts, tests and benchmarks (lines run per call and per step)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ostinato.engines.errors import RequestError
+from ostinato.engines.manifest import Manifest
+from ostinato.engines.sizes import Limits
+
+from .choice import ChoiceStream, Delta
+from .config import RuntimeConfig
+from .loop import StepObserver
+from .openvino import LogitsObserver
+from .request import Event, SamplingParams, TokenLogprob
+from .shop import open_shop
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One finished choice. `token_ids` includes the token that ended it; `text` does not show it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: str
+    error: RequestError | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What one prompt gave: `params.n` choices. `num_cached` prompt tokens came from the prefix cache."""
+
+    prompt_ids: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    num_cached: int
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None
+
+
+class LLM:
+    """A bundle, opened for offline generation on the caller's thread. Use it as a context manager, or `close` it."""
+
+    def __init__(
+        self,
+        bundle: str | Path,
+        config: RuntimeConfig | None = None,
+        *,
+        progress: bool = True,
+        observe_logits: LogitsObserver | None = None,
+        observe_step: StepObserver | None = None,
+    ) -> None:
+        self._progress = progress
+        with _bar(progress) as bar:
+            task = bar.add_task("open", total=None)
+
+            def show(what: str, done: int, total: int) -> None:
+                bar.update(task, description=what, completed=done, total=total)
+
+            self._shop = open_shop(Path(bundle), config or RuntimeConfig(), show, observe_logits)
+        self._shop.loop.observe_step = observe_step
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._shop.bundle.manifest
+
+    @property
+    def limits(self) -> Limits:
+        return self._shop.limits
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text prompt, with BOS where the tokenizer adds one; ids come back as they are."""
+        return self._shop.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def chat_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation by the bundle's chat template, ready for the assistant's turn."""
+        return self._shop.tokenizer.apply_chat_template(messages)
+
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Complete every prompt, batched as the limits allow; answers come in the prompts' order.
+
+        `params`: one for all (default: SamplingParams()), or one a prompt. Raises RequestError before anything runs
+        where a prompt or a parameter can't be served; a choice that fails while running carries its `error`.
+        """
+        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(prompts):
+            raise RequestError(f"{len(prompts)} prompts came with {len(each)} params: give one for all, or one each")
+        calls = [_Call(self, self.encode(prompt), one) for prompt, one in zip(prompts, each, strict=True)]
+        self._run(calls)
+        return [call.completion() for call in calls]
+
+    def stream(self, prompt: Prompt, params: SamplingParams) -> Iterator[Delta]:
+        """Deltas of one prompt's single choice, as they come."""
+        call = _Call(self, self.encode(prompt), params)
+        if len(call.rows) != 1:
+            raise RequestError(f"n is {params.n}: a stream has one choice", param="n")
+        (row,) = call.rows.values()
+        self._submit([call])
+        for events in self._shop.loop.run_until_idle():
+            num_before = len(row.deltas)
+            for event in events:
+                self._take(row, event)
+            yield from row.deltas[num_before:]
+
+    def _run(self, calls: Sequence[_Call]) -> None:
+        rows = {request_id: row for call in calls for request_id, row in call.rows.items()}
+        with _bar(self._progress) as bar:
+            task = bar.add_task("generate", total=len(rows))
+            self._submit(calls)
+            for events in self._shop.loop.run_until_idle():
+                for event in events:
+                    if self._take(rows[event.request_id], event):
+                        bar.advance(task)
+
+    def _submit(self, calls: Sequence[_Call]) -> None:
+        for call in calls:
+            for request in call.requests:
+                self._shop.loop.submit(request)
+
+    def _take(self, row: _Row, event: Event) -> bool:
+        """Hand an event to its row; True if the row has just ended."""
+        if row.stream.finish_reason is not None:
+            return False
+        if (delta := row.stream.push(event)) is not None:
+            row.deltas.append(delta)
+        if row.stream.wants_abort:
+            self._shop.loop.abort(event.request_id)
+        return row.stream.finish_reason is not None
+
+    def close(self) -> None:
+        self._shop.loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Row:
+    """A choice being collected."""
+
+    def __init__(self, stream: ChoiceStream) -> None:
+        self.stream = stream
+        self.deltas: list[Delta] = []
+
+    def choice(self) -> Choice:
+        reason = self.stream.finish_reason
+        assert reason is not None, "the loop went idle before a choice ended"
+        return Choice(
+            "".join(delta.text for delta in self.deltas),
+            tuple(token for delta in self.deltas for token in delta.token_ids),
+            tuple(logprob for delta in self.deltas for logprob in delta.logprobs),
+            reason,
+            self.deltas[-1].error,
+        )
+
+
+class _Call:
+    """One prompt with its choices."""
+
+    def __init__(self, llm: LLM, prompt_ids: list[int], params: SamplingParams) -> None:
+        self.prompt_ids = prompt_ids
+        self.requests = llm._shop.intake.requests(prompt_ids, params)
+        self.rows = {
+            request.id: _Row(ChoiceStream(llm._shop.tokenizer, prompt_ids, params)) for request in self.requests
+        }
+
+    def completion(self) -> Completion:
+        first = next(iter(self.rows.values())).stream
+        choices = tuple(row.choice() for row in self.rows.values())
+        return Completion(tuple(self.prompt_ids), choices, first.num_cached, first.prompt_logprobs)
+
+
+def _bar(shown: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, transient=True, disable=not shown)

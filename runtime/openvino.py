@@ -1,0 +1,108 @@
+"""The CPU executor: one OpenVINO request, its KV caches and the host sampler (made at start, run per step)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+
+from ostinato.engines.bundle import Bundle
+from ostinato.engines.errors import DeviceError
+from ostinato.engines.io_table import STEP_INPUTS
+from ostinato.engines.sizes import Limits
+from ostinato.plugins.host_sampling import HostSampler
+from ostinato.plugins.sampling_rows import Sampled
+
+from .batch import Batch, warmup_batches
+from .openvino_graph import compile_graph, read_graph
+
+Progress = Callable[[str, int, int], None]  # (what, done, total)
+LogitsObserver = Callable[[NDArray[np.float32]], None]  # sees [num_sampled, V] of each step; the array is reused
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVINOTicket:
+    """A step in flight on the CPU's own threads."""
+
+    executor: OpenVINOExecutor
+    batch: Batch
+
+    def wait(self) -> Sampled:
+        return self.executor.finish(self.batch)
+
+
+class OpenVINOExecutor:
+    """Runs a `cpu` bundle. Tensors are bound once per shape, so that a repeated shape costs a copy and a call."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        limits: Limits,
+        *,
+        num_threads: int,
+        progress: Progress,
+        observe_logits: LogitsObserver | None = None,
+    ) -> None:
+        progress("read and compile the graph", 0, 1)
+        core = ov.Core()
+        compiled = compile_graph(core, read_graph(core, bundle), bundle, num_threads)
+        progress("read and compile the graph", 1, 1)
+        self._observe_logits = observe_logits
+        self._limits = limits
+        self._names = [tensor.name for tensor in STEP_INPUTS if tensor.name != "slot_mapping"]
+        self._tensors: dict[tuple[str, tuple[int, ...]], ov.Tensor] = {}
+        self._request = compiled.create_infer_request()
+        self._sampler = HostSampler(bundle.manifest.sizes.vocab_size, num_threads)
+        self.kv_bytes = self._bind_caches(compiled)
+
+    def _bind_caches(self, compiled: ov.CompiledModel) -> int:
+        total = 0
+        for port in compiled.inputs:
+            name = port.get_any_name()
+            if name.startswith(("key_cache.", "value_cache.")):
+                shape = [
+                    self._limits.num_blocks if dim.is_dynamic else dim.get_length() for dim in port.get_partial_shape()
+                ]
+                cache = ov.Tensor(port.get_element_type(), ov.Shape(shape))
+                self._request.set_tensor(name, cache)
+                total += cache.byte_size
+        return total
+
+    def warm(self, progress: Progress) -> None:
+        """Run every bucket once, so that no later step compiles a kernel."""
+        batches = warmup_batches(self._limits)
+        for done, batch in enumerate(batches, 1):
+            self.run(batch)
+            self._request.wait()
+            progress("warm buckets", done, len(batches))
+
+    def run(self, batch: Batch) -> OpenVINOTicket:
+        """Start a step. The batch's arrays are copied here, so the caller may reuse them."""
+        for name in self._names:
+            array: NDArray[np.int32] = getattr(batch, name)
+            key = (name, array.shape)
+            tensor = self._tensors.get(key)
+            if tensor is None:
+                tensor = self._tensors[key] = ov.Tensor(array.copy())
+            else:
+                tensor.data[...] = array
+            self._request.set_tensor(name, tensor)
+        self._request.start_async()
+        return OpenVINOTicket(self, batch)
+
+    def finish(self, batch: Batch) -> Sampled:
+        """Wait for the running step and sample its rows."""
+        try:
+            self._request.wait()
+        except RuntimeError as error:
+            raise DeviceError(f"OpenVINO failed in a step of {batch.num_tokens} tokens: {error}") from None
+        logits = self._request.get_output_tensor(0).data[: batch.num_sampled]
+        if self._observe_logits is not None and batch.num_sampled:
+            self._observe_logits(logits)
+        return self._sampler.sample(logits, batch.sampling)
+
+    def close(self) -> None:
+        self._sampler.close()

@@ -1,0 +1,81 @@
+"""What one sampled row means for its request: new token, prompt logprobs, how it ended (runs per step)."""
+
+from __future__ import annotations
+
+from ostinato.engines.errors import RequestError
+from ostinato.plugins.sampling_rows import Sampled
+
+from .plan import PlanRow
+from .request import Event, Request, TokenLogprob
+
+NO_TOKEN = -1  # the sampler's answer where no token is legal
+
+
+class SampledLines:
+    """A step's samples as Python values; logprobs are converted only if a request asked for them."""
+
+    def __init__(self, sampled: Sampled) -> None:
+        self.tokens: list[int] = sampled.tokens.tolist()
+        self._sampled = sampled
+
+    def logprob(self, line: int, token_id: int, num_top: int) -> TokenLogprob:
+        """The logprob of a line's token and of its `num_top` best."""
+        ids = self._sampled.top_ids[line, :num_top].tolist()
+        logprobs = self._sampled.top_logprobs[line, :num_top].tolist()
+        return TokenLogprob(token_id, float(self._sampled.logprobs[line]), tuple(zip(ids, logprobs, strict=True)))
+
+
+def apply_samples(row: PlanRow, lines: SampledLines, line: int) -> Event | None:
+    """Take a row's samples, the lines from `line` on, into its request; None if it is still in its prompt."""
+    request = row.request
+    ends_at_last = row.end == len(request.tokens)
+    num_scored = row.num_sampled - ends_at_last
+    if NO_TOKEN in lines.tokens[line : line + num_scored]:
+        return _illegal(request, "its prompt can't be scored")
+    for offset in range(num_scored):
+        _score(request, lines, line + offset)
+    if not ends_at_last:
+        return None
+    if request.max_tokens == 0:
+        return _event(request, None, None, "length")
+    return _take_token(request, lines, line + num_scored)
+
+
+def _score(request: Request, lines: SampledLines, line: int) -> None:
+    token_id = request.tokens[len(request.prompt_logprobs)]
+    assert lines.tokens[line] == token_id, f"a forced line gave {lines.tokens[line]}, the prompt has {token_id}"
+    num_top = request.params.prompt_logprobs
+    assert num_top is not None, "a request without prompt logprobs was scored"
+    request.prompt_logprobs.append(lines.logprob(line, token_id, num_top))
+
+
+def _take_token(request: Request, lines: SampledLines, line: int) -> Event:
+    token_id = lines.tokens[line]
+    if token_id == NO_TOKEN:
+        return _illegal(request, "no token is legal at this place")
+    num_top = request.params.logprobs
+    logprob = None if num_top is None else lines.logprob(line, token_id, num_top)
+    finish = None
+    if token_id in request.stop_ids and request.num_output >= request.params.min_tokens:
+        finish = "stop"
+    elif request.num_output + 1 == request.max_tokens:
+        finish = "length"
+    event = _event(request, token_id, logprob, finish)
+    request.tokens.append(token_id)
+    return event
+
+
+def _event(request: Request, token_id: int | None, logprob: TokenLogprob | None, finish: str | None) -> Event:
+    if request.num_output:
+        return Event(request.id, token_id, logprob, finish)
+    prompt_logprobs = None if request.params.prompt_logprobs is None else tuple(request.prompt_logprobs)
+    return Event(request.id, token_id, logprob, finish, None, request.num_cached, prompt_logprobs)
+
+
+def _illegal(request: Request, why: str) -> Event:
+    error = RequestError(
+        f"{why} (after {request.num_output} output tokens): every one is masked out or its logit is not a number; "
+        "relax min_tokens, stop_token_ids or logit_bias",
+        code="no_legal_token",
+    )
+    return Event(request.id, None, None, "error", error, request.num_cached)

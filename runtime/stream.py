@@ -1,0 +1,73 @@
+"""The deltas of one call on their way from the loop to its answer (lines run per step, on the asyncio thread)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from ostinato.engines.errors import OstinatoError
+
+from .choice import Delta
+from .request import TokenLogprob
+
+PromptLogprobs = tuple[TokenLogprob | None, ...]
+
+
+class Stream:
+    """Deltas in order of arrival. It ends when every choice has ended, when one fails, or when it is cancelled."""
+
+    def __init__(self, num_prompt: int, abort: Callable[[int], None]) -> None:
+        self.num_prompt = num_prompt  # tokens of all prompts together
+        self.num_cached = 0  # of them, served from the prefix cache
+        self.num_output = 0
+        self.prompt_logprobs: dict[int, PromptLogprobs] = {}  # by choice, where asked for
+        self.error: OstinatoError | None = None
+        self.is_cancelled = False
+        self.open_ids: set[int] = set()  # requests of the choices that are being made
+        self._abort = abort
+        self._ready: list[tuple[int, Delta]] = []
+        self._is_quiet = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
+        """(choice, delta) pairs, all that are ready at once; an empty list after a beat without any."""
+        while (self._ready or self.open_ids) and not self.is_cancelled:
+            if not self._ready:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            ready, self._ready = self._ready, []
+            if (ready or self.open_ids) and not self.is_cancelled:
+                yield ready
+
+    def add(self, index: int, delta: Delta) -> None:
+        """Hand on a delta of choice `index`."""
+        self._ready.append((index, delta))
+        self._is_quiet = False
+        self._wake()
+
+    def fail(self, error: OstinatoError) -> None:
+        """End with an error after the deltas that are ready."""
+        self.error = error
+        self._abort_open()
+        self._wake()
+
+    def cancel(self) -> None:
+        """End now, since nobody reads on: rows that are left leave before the next step."""
+        self.is_cancelled = True
+        self._abort_open()
+        self._wake()
+
+    def beat(self) -> None:
+        """Let the reader see an empty batch if nothing came since the beat before."""
+        if self._is_quiet:
+            self._wake()
+        self._is_quiet = True
+
+    def _abort_open(self) -> None:
+        for request_id in tuple(self.open_ids):
+            self._abort(request_id)
+        self.open_ids.clear()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

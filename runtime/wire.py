@@ -1,0 +1,203 @@
+"""What the two OpenAI endpoints share: parsing, strict types, refusals and sampling fields (lines run per request).
+
+A body is JSON, an object, and has only fields that this server knows. null means unset. A field of OpenAI's that is
+not served here is refused by name, unless it has a value that asks for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
+
+from ostinato.engines.errors import RequestError
+
+from .request import MAX_LOGIT_BIAS, SamplingParams
+
+MAX_CHOICES = 128  # prompts * n of one call
+MAX_REPORTED_ERRORS = 3
+MAX_NAME_CHARS = 64
+MAX_PATH_PARTS = 8
+MAX_SALT_CHARS = 256
+
+# Fields of OpenAI's that are not served: name -> the values that ask for nothing.
+UNSERVED: Mapping[str, tuple[object, ...]] = {
+    "audio": (),
+    "function_call": ("none",),
+    "functions": ([],),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+BodyT = TypeVar("BodyT", bound="WireModel")
+
+
+class WireModel(BaseModel):
+    """Strict: no text as number, no true as 1, no 1.0 as integer, no infinities, no unknown fields."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, table: object) -> object:
+        if not isinstance(table, dict):
+            return table
+        return {name: value for name, value in table.items() if value is not None}
+
+
+class StreamOptions(WireModel):
+    """How a stream ends."""
+
+    include_usage: bool | None = None
+
+
+def _in_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _bounded(value: object) -> object:
+    """Before its entries are looked at, each of which could be a fault to report."""
+    if isinstance(value, dict) and len(value) > MAX_LOGIT_BIAS:
+        raise ValueError(f"at most {MAX_LOGIT_BIAS} entries are allowed")
+    return value
+
+
+class SamplingBody(WireModel):
+    """The fields that both endpoints have, None where unset; the second group is not OpenAI's."""
+
+    model: str
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_bounded)] = Field(default={})
+    seed: int | None = None
+    stop: Annotated[list[str], FailFast(), BeforeValidator(_in_list)] = Field(default=[])
+    user: str | None = None  # OpenAI's mark for abuse reports; nothing here depends on it
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], FailFast()] = Field(default=[])
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    cache_salt: str | None = Field(default=None, max_length=MAX_SALT_CHARS)
+    priority: int | None = None
+
+
+_COPIED = (
+    "n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p",
+    "repetition_penalty", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
+)  # fmt: skip
+
+
+def parse_body(kind: type[BodyT], raw: bytes) -> BodyT:
+    """Bytes of a body → a checked model; RequestError names the field at fault and never repeats its value."""
+    try:
+        table = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is not valid JSON: {_clip(str(error), 200)}", code="invalid_json") from None
+    if not isinstance(table, dict):
+        raise RequestError("the body is JSON but not an object: send {…}", code="invalid_json")
+    try:
+        return kind.model_validate(_served_fields(kind, table))
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _served_fields(kind: type[WireModel], table: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `kind`; RequestError for a field that asks for something not served here."""
+    fields = {}
+    for name, value in table.items():
+        if name in kind.model_fields:
+            fields[name] = value
+            continue
+        if name not in UNSERVED:
+            shown = _clip(name, MAX_NAME_CHARS)
+            raise RequestError(f"unknown field {shown!r}: leave it out", param=shown, code="unknown_parameter")
+        # 0 == False: the type must agree too.
+        if value is not None and not any(type(value) is type(other) and value == other for other in UNSERVED[name]):
+            raise RequestError(f"{name} is not supported here: leave it out", param=name, code="unsupported_parameter")
+    return fields
+
+
+def _refusal(error: ValidationError) -> RequestError:
+    """The first few faults by path; client text appears only as clipped key names."""
+    faults = error.errors(include_url=False, include_context=False, include_input=False)[:MAX_REPORTED_ERRORS]
+    paths = [_path(fault["loc"]) for fault in faults]
+    message = "; ".join(
+        f"{path}: {fault['msg'].removeprefix('Value error, ')}" for path, fault in zip(paths, faults, strict=True)
+    )
+    code = "missing_required_parameter" if faults[0]["type"] == "missing" else "invalid_type"
+    return RequestError(message, param=paths[0], code=code)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    return ".".join(_clip(str(part), MAX_NAME_CHARS) for part in location[:MAX_PATH_PARTS])
+
+
+def _clip(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
+def check_stream(body: SamplingBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise RequestError(
+            "stream_options needs stream true: set it, or leave stream_options out", param="stream_options"
+        )
+
+
+def wants_usage(body: SamplingBody) -> bool:
+    """Whether a stream ends with a usage chunk."""
+    return body.stream_options is not None and bool(body.stream_options.include_usage)
+
+
+def sampling_params(
+    body: SamplingBody, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
+    """The desk's parameters; RequestError where a value is out of range."""
+    given: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(body, name)) is not None}
+    return SamplingParams(
+        **given,
+        stop=tuple(body.stop),
+        stop_token_ids=tuple(body.stop_token_ids),
+        logit_bias=_logit_bias(body.logit_bias),
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _logit_bias(table: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    pairs: dict[int, float] = {}
+    for key, value in table.items():
+        # int() would also take " 7", "1_0" and non-ASCII digits; one spelling per id keeps entries from merging.
+        if not (key.isascii() and key.isdigit()) or len(key) > 10 or key != str(int(key)):
+            raise RequestError(
+                f"logit_bias has key {_clip(key, MAX_NAME_CHARS)!r}: give token ids in decimal", param="logit_bias"
+            )
+        pairs[int(key)] = value
+    return tuple(pairs.items())

@@ -1,0 +1,131 @@
+"""Bundles: published whole or not at all, opened whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ostinato.engines.bundle import Bundle, open_bundle, publish, unfinished_bundle
+from ostinato.engines.errors import BundleError
+from ostinato.engines.inspect import inspect
+
+from .made import fill, manifest_of
+
+_BUILD_AND_WAIT = """
+import sys, time
+from pathlib import Path
+from ostinato.engines.bundle import unfinished_bundle
+with unfinished_bundle(Path(sys.argv[1])) as folder:
+    (folder / "rank0").mkdir()
+    (folder / "rank0" / "weights.bin").write_bytes(b"half")
+    print("building", flush=True)
+    time.sleep(60)
+"""
+
+
+def make(path: Path, content: bytes = b"weights" * 100) -> Bundle:
+    with unfinished_bundle(path) as folder:
+        fill(folder, content)
+        return publish(folder, path, manifest_of(folder))
+
+
+def test_a_published_bundle_opens_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    made = make(tmp_path / "b")
+    assert open_bundle(tmp_path / "b").manifest == made.manifest
+    assert {path.name for path in tmp_path.iterdir()} == {"b", ".b.lock"}
+
+
+def _fail_half_way(path: Path) -> None:
+    with unfinished_bundle(path) as folder:
+        (folder / "rank0").touch()
+        fill(folder)  # stumbles over that file
+
+
+def test_publishing_again_replaces_the_bundle(tmp_path: Path) -> None:
+    make(tmp_path / "b")
+    make(tmp_path / "b", b"other weights")
+    assert (open_bundle(tmp_path / "b").rank_dir() / "weights.bin").read_bytes() == b"other weights"
+    assert {path.name for path in tmp_path.iterdir()} == {"b", ".b.lock"}
+
+
+def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.txt").write_text("mine")
+    with pytest.raises(BundleError, match="exists and is no bundle"):
+        make(tmp_path / "b")
+    assert (tmp_path / "b" / "thesis.txt").read_text() == "mine"
+
+
+def test_a_second_builder_is_refused_and_a_killed_one_leaves_nothing_loadable(tmp_path: Path) -> None:
+    path = tmp_path / "b"
+    command = [sys.executable, "-c", _BUILD_AND_WAIT, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as builder:
+        assert builder.stdout is not None
+        assert builder.stdout.readline() == "building\n"
+        with pytest.raises(BundleError, match=r"another build of .* is running"):
+            make(path)
+        os.kill(builder.pid, signal.SIGKILL)
+        builder.wait()
+    with pytest.raises(BundleError, match="no bundle at"):
+        open_bundle(path)
+    for left in tmp_path.iterdir():
+        with pytest.raises(BundleError):
+            open_bundle(left)
+    make(path)  # the next builder takes over what the killed one left
+    open_bundle(path)
+    assert {left.name for left in tmp_path.iterdir()} == {"b", ".b.lock"}
+
+
+def test_a_build_that_fails_leaves_the_old_bundle(tmp_path: Path) -> None:
+    old = make(tmp_path / "b")
+    with pytest.raises(FileExistsError):
+        _fail_half_way(tmp_path / "b")
+    assert open_bundle(tmp_path / "b").manifest == old.manifest
+    assert {path.name for path in tmp_path.iterdir()} == {"b", ".b.lock"}
+
+
+def test_damage_is_refused_by_file(tmp_path: Path) -> None:
+    weights = make(tmp_path / "b").rank_dir() / "weights.bin"
+    sound = weights.read_bytes()
+    weights.write_bytes(sound[:350] + bytes([sound[350] ^ 1]) + sound[351:])
+    with pytest.raises(BundleError, match=r"weights\.bin has digest"):
+        open_bundle(tmp_path / "b")
+    weights.write_bytes(sound[:-1])
+    with pytest.raises(BundleError, match=r"weights\.bin has 699 bytes, the manifest says 700"):
+        open_bundle(tmp_path / "b", verify_digests=False)
+    weights.unlink()
+    with pytest.raises(BundleError, match=r"weights\.bin is missing"):
+        open_bundle(tmp_path / "b")
+    weights.write_bytes(sound)
+    open_bundle(tmp_path / "b")
+
+
+def test_a_bundle_for_another_machine_is_refused(tmp_path: Path) -> None:
+    with unfinished_bundle(tmp_path / "b") as folder:
+        fill(folder)
+        publish(folder, tmp_path / "b", manifest_of(folder, machine="pdp11"))
+    with pytest.raises(BundleError, match="built for pdp11"):
+        open_bundle(tmp_path / "b")
+
+
+def test_a_bundle_without_a_manifest_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "b")
+    (tmp_path / "b" / "manifest.json").unlink()
+    with pytest.raises(BundleError, match="no finished bundle"):
+        open_bundle(tmp_path / "b")
+
+
+def test_inspect_prints_a_table_or_the_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = make(tmp_path / "b")
+    assert inspect([str(bundle.path), "--json"]) == 0
+    assert capsys.readouterr().out == bundle.manifest.to_json()
+    assert inspect([str(bundle.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["name", "made"] for line in lines)
+    assert any("window 8" in line for line in lines)
+    assert any("a note" in line for line in lines)

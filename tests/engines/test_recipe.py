@@ -1,0 +1,95 @@
+"""Recipes: a file, overrides, and every refusal says what to give instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.engines.errors import RecipeError
+from ostinato.engines.recipe import read_recipe
+
+TEXT = """
+checkpoint = "package:some-model==1.0"
+target = "cpu"
+weights = "int8"
+[limits]
+max_rows = 8
+max_context = 256
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "small.toml"
+    file.write_text(TEXT)
+    return file
+
+
+def test_defaults_fill_in(path: Path) -> None:
+    recipe = read_recipe(path)
+    assert (recipe.name, recipe.weights, recipe.kv_cache, recipe.sha256) == ("small", "int8", "float32", "")
+    assert recipe.limits.row_buckets == (1, 2, 4, 8)
+    assert recipe.limits.token_buckets[-1] == recipe.limits.max_step_tokens == 512
+    assert recipe.limits.kv_tokens == 16384
+
+
+def test_set_overrides_strings_numbers_lists_and_tables(path: Path) -> None:
+    overrides = ["weights=int4", 'kv_cache="int8"', "limits.max_rows=4", "limits.row_buckets=[1, 4]", "name=other"]
+    recipe = read_recipe(path, overrides)
+    assert (recipe.name, recipe.weights, recipe.kv_cache) == ("other", "int4", "int8")
+    assert (recipe.limits.max_rows, recipe.limits.row_buckets) == (4, (1, 4))
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
+        ("weights", "write --set key=value"),
+        ("=int8", "write --set key=value"),
+        ("weights=int3", "'int3'.*float32, bfloat16, int8, int4"),
+        ("target=tpu", "'tpu'.*cpu"),
+        ("kv_cache=8", "kv_cache is 8: give a string"),
+        ("colour=red", "unknown recipe key colour"),
+        ("limits.rows=3", "unknown limits key rows"),
+        ("limits.max_rows=many", "give a whole number"),
+        ("limits.max_rows=true", "give a whole number"),
+        ("limits.max_rows=0", "give 1 or more"),
+        ("limits.row_buckets=3", "give a list of counts"),
+        ("limits.row_buckets=[4, 2, 8]", "ascending"),
+        ("limits.row_buckets=[1, 16]", "end with 8"),
+        ("limits.max_step_tokens=4", "below max_rows"),
+        ("limits.kv_tokens=100", "does not fit the pool"),
+        ("name.first=x", "name is not a table"),
+        ("name=a/b", "plain folder name"),
+    ],
+)
+def test_a_bad_override_is_refused(path: Path, override: str, wanted: str) -> None:
+    path.write_text(f'name = "small"\n{TEXT}')
+    with pytest.raises(RecipeError, match=wanted):
+        read_recipe(path, [override])
+
+
+def test_a_missing_file_bad_toml_and_missing_keys_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no recipe at"):
+        read_recipe(tmp_path / "none.toml")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("weights = int8")
+    with pytest.raises(RecipeError, match="is not TOML"):
+        read_recipe(bad)
+    bad.write_text('target = "cpu"')
+    with pytest.raises(RecipeError, match="no checkpoint"):
+        read_recipe(bad)
+
+
+def test_a_checkpoint_path_is_relative_to_the_recipe(tmp_path: Path) -> None:
+    file = tmp_path / "recipes" / "own.toml"
+    file.parent.mkdir()
+    file.write_text('checkpoint = "../weights"\ntarget = "cpu"')
+    assert read_recipe(file).checkpoint == str(tmp_path / "weights")
+
+
+def test_the_recipes_that_ship_are_sound() -> None:
+    recipes = sorted((Path(__file__).parent.parent.parent / "engines" / "recipes").glob("*.toml"))
+    assert recipes
+    for path in recipes:
+        assert read_recipe(path).name == path.stem

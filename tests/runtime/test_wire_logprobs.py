@@ -1,0 +1,60 @@
+"""Logprobs on the wire: entries of equal text stay apart, bytes are right, and the chosen token is always there."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ostinato.runtime.request import TokenLogprob
+from ostinato.runtime.tokenizer import Tokenizer
+from ostinato.runtime.wire_logprobs import LegacyLogprobs, chat_logprobs
+from tests.tokenizers import BOS_PIECE, FIRST_BYTE_PIECE, FIRST_PIECE, sentencepiece
+
+PIECES = ["▁true", "true", "▁", "<s>x"]
+SPACE_TRUE, TRUE, SPACE = FIRST_PIECE, FIRST_PIECE + 1, FIRST_PIECE + 2
+E2, SPACE_BYTE = FIRST_BYTE_PIECE + 0xE2, FIRST_BYTE_PIECE + 0x20
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(sentencepiece(tmp_path_factory.mktemp("pieces"), PIECES))
+
+
+TOP = ((SPACE_TRUE, -0.1), (SPACE, -1.0), (E2, -2.0), (SPACE_BYTE, -3.0), (TRUE, -math.inf))
+
+
+def test_chat_entries_are_one_a_token_in_order_with_bytes(tokenizer: Tokenizer) -> None:
+    for chosen, logprob in ((SPACE_TRUE, -0.1), (BOS_PIECE, -9.0)):
+        (entry,) = chat_logprobs(tokenizer, [TokenLogprob(chosen, logprob, TOP)])["content"]
+        assert entry["logprob"] == logprob
+        assert [item["bytes"] for item in entry["top_logprobs"]] == [[*b" true"], [32], [0xE2], [32], [*b"true"]]
+        assert [item["logprob"] for item in entry["top_logprobs"]] == [-0.1, -1.0, -2.0, -3.0, -9999.0]
+        assert entry["top_logprobs"][2]["token"] == "bytes:\\xe2"
+
+
+def test_legacy_entries_of_equal_text_stay_apart(tokenizer: Tokenizer) -> None:
+    lists = LegacyLogprobs(tokenizer, 0)
+    taken = lists.take(
+        [SPACE_TRUE, BOS_PIECE], [TokenLogprob(SPACE_TRUE, -0.1, TOP), TokenLogprob(BOS_PIECE, -9.0, TOP)], 5
+    )
+    best = {" true": -0.1, " ": -1.0, "bytes:\\xe2": -2.0, f"token_id:{SPACE_BYTE}": -3.0, "true": -9999.0}
+    assert taken["top_logprobs"] == [best, {**best, "<s>": -9.0}]
+    assert taken["tokens"] == [" true", "<s>"]
+    assert taken["token_logprobs"] == [-0.1, -9.0]
+
+
+def test_legacy_without_alternatives_and_for_a_first_token(tokenizer: Tokenizer) -> None:
+    taken = LegacyLogprobs(tokenizer, 0).take([TRUE, TRUE], [None, TokenLogprob(TRUE, -1.0, ())], 0)
+    assert (taken["token_logprobs"], taken["top_logprobs"]) == ([None, -1.0], [None, None])
+
+
+def test_offsets_skip_a_bos_that_the_text_lacks_and_count_whole_characters(tokenizer: Tokenizer) -> None:
+    euro = [FIRST_BYTE_PIECE + byte for byte in "€".encode()]
+    lists = LegacyLogprobs(tokenizer, -len("<s>"))
+    ids = [BOS_PIECE, TRUE, *euro, TRUE]
+    taken = lists.take(ids, [None] * len(ids), 0)
+    text = "true€true"
+    assert taken["text_offset"] == [0, 0, 4, 4, 4, 5]
+    assert text[5:] == "true"
+    assert lists.take([TRUE], [None], 0)["text_offset"] == [9]

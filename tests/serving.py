@@ -1,0 +1,175 @@
+"""The real server over executors without a model: byte-level tokens, an ephemeral port, a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from ostinato.engines.sizes import Limits
+from ostinato.plugins.fused_sampling import fused_sampling
+from ostinato.plugins.sampling_rows import Sampled
+from ostinato.runtime.batch import Batch, Packer
+from ostinato.runtime.bridge import MAX_WAITING, Bridge
+from ostinato.runtime.door import Door, Served
+from ostinato.runtime.executor import Executor, Ticket
+from ostinato.runtime.intake import Intake
+from ostinato.runtime.loop import Loop
+from ostinato.runtime.metrics import Metrics
+from ostinato.runtime.pages import Pages
+from ostinato.runtime.scheduler import Scheduler
+from ostinato.runtime.server import Server, create_app, server_config
+from ostinato.runtime.tokenizer import Tokenizer
+from tests.fakes import Done
+from tests.tokenizers import EOS, SYS, byte_level
+
+MODEL = "toy"
+VOCAB_SIZE = SYS + 1
+PATIENCE_SECONDS = 20.0
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}:{{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+class TapeLM:
+    """Says the tape after any prompt: the token for a row's n-th sampled place is tape[n]; EOS when it is over.
+
+    The place is counted from `start`, the position of the prompt's last token.
+    """
+
+    def __init__(self, tape: bytes, start: int) -> None:
+        self._tape = tape
+        self._start = start
+
+    def run(self, batch: Batch) -> Done:
+        places = batch.positions[batch.logits_indices[: batch.num_sampled]] - self._start
+        logits = np.zeros((batch.num_sampled, VOCAB_SIZE), np.float32)
+        for line, place in enumerate(places.tolist()):
+            logits[line, self._tape[place] if 0 <= place < len(self._tape) else EOS] = 40.0
+        return Done(fused_sampling(logits, batch.sampling))
+
+    def close(self) -> None:
+        self._tape = b""
+
+
+class GatedLM:
+    """Steps of another executor that end only when the test lets them."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.batches: list[Batch] = []
+        self._inner = inner
+        self._permits = threading.Semaphore(0)
+        self._begun = threading.Semaphore(0)
+
+    def run(self, batch: Batch) -> Ticket:
+        self.batches.append(batch)
+        return _GatedTicket(self._inner.run(batch), self._permits, self._begun)
+
+    def await_step(self) -> None:
+        """Until a step has begun and waits for its permit."""
+        assert self._begun.acquire(timeout=PATIENCE_SECONDS), "no step began"
+
+    def permit(self, num_steps: int = 1) -> None:
+        self._permits.release(num_steps)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@dataclass(frozen=True)
+class _GatedTicket:
+    inner: Ticket
+    permits: threading.Semaphore
+    begun: threading.Semaphore
+
+    def wait(self) -> Sampled:
+        self.begun.release()
+        assert self.permits.acquire(timeout=PATIENCE_SECONDS), "the test forgot a step"
+        return self.inner.wait()
+
+
+class FaultyLM:
+    """Fails the steps whose numbers are in `bad_steps`, or all of them."""
+
+    def __init__(self, inner: Executor, error: Exception) -> None:
+        self.is_bad = False
+        self._inner = inner
+        self._error = error
+
+    def run(self, batch: Batch) -> Ticket:
+        if self.is_bad:
+            raise self._error
+        return self._inner.run(batch)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def toy_tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer(byte_level(folder, config={"chat_template": CHAT_TEMPLATE}))
+
+
+def make_loop(limits: Limits, executor: Executor, clock: Callable[[], float] = time.monotonic) -> Loop:
+    return Loop(Scheduler(limits, Pages(limits)), Packer(limits, VOCAB_SIZE), executor, clock)
+
+
+def make_intake(limits: Limits) -> Intake:
+    return Intake(VOCAB_SIZE, frozenset({EOS}), limits)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that answers."""
+
+    url: str
+    loop: Loop
+    bridge: Bridge
+    door: Door
+    server: Server
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(
+            base_url=self.url, timeout=PATIENCE_SECONDS, verify=False
+        )  # no TLS here; loading CAs is slow
+
+    def await_idle(self) -> None:
+        """Until no row is left; then every block must be free."""
+        await_true(lambda: self.loop.scheduler.is_idle, "rows are left")
+        assert self.loop.scheduler.num_running == self.loop.scheduler.num_waiting == 0
+        assert self.loop.scheduler.pages.num_free == self.loop.scheduler.pages.num_total
+        self.loop.scheduler.pages.check_integrity()
+
+
+@contextmanager
+def serving(folder: Path, limits: Limits, executor: Executor, max_waiting: int = MAX_WAITING) -> Iterator[Running]:
+    """Serve `executor` as model "toy" until the block ends."""
+    loop = make_loop(limits, executor)
+    bridge = Bridge(loop, make_intake(limits), toy_tokenizer(folder), Metrics(), max_waiting)
+    app = create_app(lambda: Served(MODEL, bridge))
+    door: Door = app.state.door
+    server = Server(server_config(app, "127.0.0.1", 0), door)
+    thread = threading.Thread(target=server.run, name="server")
+    thread.start()
+    try:
+        await_true(lambda: server.started and door.trouble() is None, "the server did not start")
+        host, port = server.servers[0].sockets[0].getsockname()[:2]
+        yield Running(f"http://{host}:{port}", loop, bridge, door, server)
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive(), "the server did not stop"
+
+
+def await_true(condition: Callable[[], bool], complaint: str) -> None:
+    """Wait for what another thread brings about."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.002)
