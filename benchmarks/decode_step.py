@@ -90,9 +90,8 @@ def main() -> int:
     print_rows(results, f"{manifest.name}: weights {manifest.weights}, KV {manifest.kv_cache}")
     pool = manifest.kv_bytes_per_block * manifest.limits.num_blocks / 2**20
     weights = manifest.weight_bytes / 2**20
-    print(
-        f"resident {memory} MiB; weights {weights:.0f} MiB, KV pool {pool:.0f} MiB: {(memory - pool) / weights:.2f} × weights + pool"
-    )
+    ratio = (memory - pool) / weights
+    print(f"resident {memory} MiB = {ratio:.2f} × weights ({weights:.0f} MiB) + KV pool ({pool:.0f} MiB)")
     sizes = {"resident_mib": memory, "weights_mib": round(weights, 1), "kv_pool_mib": round(pool, 1)}
     precision = {"bundle": manifest.name, "weights": manifest.weights, "kv_cache": manifest.kv_cache}
     print("wrote", save_result("decode_step", precision | sizes | {"steps": results}))

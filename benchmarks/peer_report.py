@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 PREFILL = "prefill"
+FEWEST_SAMPLES = 2
+WIDEST_SPREAD = 1.25  # largest sample ÷ smallest
 
 
 @dataclass
@@ -25,11 +27,23 @@ class Result:
     notes: str = ""
     decode: dict[int, list[float]] = field(default_factory=dict)
     prefill_ms: list[float] = field(default_factory=list)
+    seconds: dict[int, list[tuple[float, float]]] = field(
+        default_factory=dict
+    )  # rows → (one new token, all new tokens)
     errors: list[str] = field(default_factory=list)
 
+    def samples(self, column: int | str) -> list[float]:
+        """All samples of a column: a row count, or PREFILL."""
+        return self.prefill_ms if column == PREFILL else self.decode.get(int(column), [])
+
+    def unsteady(self, column: int | str) -> bool:
+        """True where one sample cannot be trusted: too few to tell, or too far apart."""
+        samples = self.samples(column)
+        return len(samples) < FEWEST_SAMPLES or max(samples) > WIDEST_SPREAD * min(samples)
+
     def median(self, column: int | str) -> float | None:
-        """Median of a column: a row count, or PREFILL."""
-        samples = self.prefill_ms if column == PREFILL else self.decode.get(int(column), [])
+        """Median of a column."""
+        samples = self.samples(column)
         return statistics.median(samples) if samples else None
 
     @property
@@ -60,7 +74,7 @@ def print_table(results: list[Result], rows: list[int]) -> None:
         table.add_column("prefill ms" if column == PREFILL else f"B={column}", justify="right")
     for result in results:
         versions = result.versions.get(next(iter(result.versions), ""), "")
-        values = [_number(result.median(column), 0 if column != 1 else 1) for column in columns]
+        values = [_cell(result, column) for column in columns]
         table.add_row(
             f"{result.label} {versions}".strip(), result.precision, *values, style="bold" if result.ours else None
         )
@@ -72,6 +86,7 @@ def print_table(results: list[Result], rows: list[int]) -> None:
             )
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
+    console.print(f"~ samples more than {WIDEST_SPREAD}× apart, or fewer than {FEWEST_SAMPLES}: measure again, quietly")
     for result in results:
         for error in result.errors:
             console.print(f"{result.label}: {error}", markup=False)
@@ -110,6 +125,12 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "kernel": platform.release(),
     }
+
+
+def _cell(result: Result, column: int | str) -> str:
+    value = result.median(column)
+    mark = "~" if value is not None and result.unsteady(column) else ""
+    return mark + _number(value, 1 if column == 1 else 0)
 
 
 def _number(value: float | None, digits: int) -> str:

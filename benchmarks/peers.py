@@ -152,6 +152,7 @@ def measure(contender: Contender, rows: int | None, seed: int) -> None:
         contender.failed.add(rows or 1)
         contender.fail("prefill" if rows is None else f"{rows} rows", error)
         return
+    contender.result.seconds.setdefault(rows, []).append((first, whole))
     if whole > first:
         contender.result.decode.setdefault(rows, []).append(rows * (NEW_TOKENS - 1) / (whole - first))
     else:

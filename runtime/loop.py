@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ostinato.engines.errors import OstinatoError, RequestError
 
@@ -18,14 +18,25 @@ from .plan import Plan
 from .request import Event, Request
 from .scheduler import Scheduler
 
-# Told of each step that ran: its plan and its wall time in seconds, from packing to results.
-StepObserver = Callable[[Plan, float], None]
-
 STALL_SECONDS = 10.0  # steps are chunked, so even a long prefill is far below
 MAX_FAILURES_IN_A_ROW = 3
 STEP_FAILED = "internal_error"
 
 logger = logging.getLogger(__name__)
+
+
+class StepTimes(NamedTuple):
+    """What a step held, and the seconds that its parts took."""
+
+    num_rows: int
+    num_tokens: int
+    plan: float
+    pack: float
+    run: float
+    commit: float
+
+
+StepObserver = Callable[[StepTimes], None]
 
 
 class Sink(Protocol):
@@ -76,19 +87,24 @@ class Loop:
     def step(self) -> list[Event]:
         """One step of every request that has its turn: at most one event each."""
         events = self._drain_inbox()
+        started = self._clock()
         plan = self.scheduler.plan()
         if plan is None:
             return events
-        started_at = self._clock()
+        planned = self._clock()
         try:
             batch = self._packer.pack(plan)
+            packed = self._clock()
             sampled = self._executor.run(batch).wait()
         except Exception as error:
             return events + self._fail(plan, error)
+        ran = self._clock()
         self._failures_in_a_row = 0
+        events += self.scheduler.commit(plan, sampled)
         if self.observe_step is not None:
-            self.observe_step(plan, self._clock() - started_at)
-        return events + self.scheduler.commit(plan, sampled)
+            spans = (planned - started, packed - planned, ran - packed, self._clock() - ran)
+            self.observe_step(StepTimes(len(plan.rows), plan.num_tokens, *spans))
+        return events
 
     def _drain_inbox(self, *, wait: bool = False) -> list[Event]:
         """Do what was asked for meanwhile; with `wait`, sleep until something is."""

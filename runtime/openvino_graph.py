@@ -18,11 +18,29 @@ from ostinato.engines.errors import BundleError
 from ostinato.engines.io_table import STEP_INPUTS, cache_inputs
 
 DOMAIN = "ostinato"
+# Inputs 13 to 27 of the plugin's operator: (value, dtype) that switches each feature off.
+UNUSED_INPUTS: tuple[tuple[Any, Any], ...] = (
+    ([], np.int32),  # score aggregation window
+    ([], np.int32),  # rotated block indices
+    ([], np.int32),  # rotation deltas
+    ([], np.float32),  # rotation table
+    ([], np.float32),  # sparse attention threshold
+    (0, np.int32),  # sparse attention block
+    (0, np.int32),  # sparse attention stride
+    ([], np.float32),  # attention sinks
+    (0, np.int32),  # adaptive eviction: start, and five tables
+    ([], np.int32),
+    ([], np.int32),
+    ([], np.int32),
+    ([], np.int32),
+    ([], np.uint8),
+    ([], np.int32),
+)
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "u8"}  # recipe word → OpenVINO property
 
 
 def read_graph(core: ov.Core, bundle: Bundle) -> ov.Model:
-    """Read rank 0's graph: inputs are the step and cache tensors of the table, the one output is `logits` [S, V] f32."""
+    """Read rank 0's graph: its inputs are the table's step and cache tensors, its one output is `logits` [S, V] f32."""
     core.add_extension(ConversionExtension("PagedAttention", DOMAIN, _paged_attention))
     core.add_extension(ConversionExtension("FusedSampling", DOMAIN, _cut_at_logits))
     path = bundle.rank_dir() / "model.onnx"
@@ -71,55 +89,33 @@ def _cut_at_logits(node: Any) -> list[Any]:
 
 
 def _paged_attention(node: Any) -> list[Any]:
-    """Our nine inputs become the plugin's twenty-eight; features that we do not use get its empty defaults."""
+    """Our nine inputs become the plugin's first thirteen; the features that follow those are not used."""
     q, k, v, key_cache, value_cache, _slots, query_starts, context_lens, block_tables = (
         node.get_input(index) for index in range(9)
     )
-    # A padded table [B, P] is a ragged list of blocks whose rows start every P entries.
-    width = opset13.gather(opset13.shape_of(block_tables, "i32"), _constant(1, np.int32), _constant(0, np.int32))
-    last_row = opset13.gather(opset13.shape_of(query_starts, "i32"), _constant(0, np.int32), _constant(0, np.int32))
-    block_starts = opset13.multiply(
-        opset13.range(_constant(0, np.int32), last_row, _constant(1, np.int32), "i32"), width
-    )
-    blocks = opset13.reshape(block_tables, _constant([-1], np.int32), special_zero=False)
-    empty_i32, empty_f32 = _constant([], np.int32), _constant([], np.float32)
-    attention = op._PagedAttentionExtension(
-        [
-            q,
-            k,
-            v,
-            key_cache,
-            value_cache,
-            context_lens,
-            query_starts,
-            blocks.output(0),
-            block_starts.output(0),
-            _constant(node.get_attribute("scale"), np.float32),
-            _constant(node.get_attribute("sliding_window"), np.int32),
-            empty_f32,  # alibi slopes
-            _max_context(query_starts, context_lens),
-            empty_i32,  # score aggregation window
-            empty_i32,  # rotated block indices
-            empty_i32,  # rotation deltas
-            empty_f32,  # rotation table
-            empty_f32,  # sparse attention threshold
-            _constant(0, np.int32),  # sparse attention block
-            _constant(0, np.int32),  # sparse attention stride
-            empty_f32,  # sinks
-            _constant(0, np.int32),  # adaptive eviction start
-            empty_i32,
-            empty_i32,
-            empty_i32,
-            empty_i32,
-            _constant([], np.uint8),
-            empty_i32,
-        ]
-    )
-    heads, size = node.get_attribute("num_kv_heads"), node.get_attribute("head_size")
+    blocks, block_starts = _ragged_blocks(block_tables, query_starts)
+    no_slopes = _constant([], np.float32)
+    inputs = [q, k, v, key_cache, value_cache, context_lens, query_starts, blocks, block_starts]
+    inputs += [
+        _constant(node.get_attribute("scale"), np.float32),
+        _constant(node.get_attribute("sliding_window"), np.int32),
+        no_slopes,
+        _max_context(query_starts, context_lens),
+    ]
+    attention = op._PagedAttentionExtension(inputs + [_constant(value, dtype) for value, dtype in UNUSED_INPUTS])
     info = attention.get_rt_info()  # the plugin sizes its cache by these
-    info["num_k_heads"] = info["num_v_heads"] = heads
-    info["k_head_size"] = info["v_head_size"] = size
+    info["num_k_heads"] = info["num_v_heads"] = node.get_attribute("num_kv_heads")
+    info["k_head_size"] = info["v_head_size"] = node.get_attribute("head_size")
     return [attention.output(0)] * 3  # the caches change in place: their outputs are cut off with the rest
+
+
+def _ragged_blocks(block_tables: Any, query_starts: Any) -> tuple[Any, Any]:
+    """A padded table [B, P] is a ragged list of blocks whose rows start every P entries: [B * P] and [B + 1]."""
+    zero, one = _constant(0, np.int32), _constant(1, np.int32)
+    width = opset13.gather(opset13.shape_of(block_tables, "i32"), one, zero)
+    num_starts = opset13.gather(opset13.shape_of(query_starts, "i32"), zero, zero)
+    starts = opset13.multiply(opset13.range(zero, num_starts, one, "i32"), width)
+    return opset13.reshape(block_tables, _constant([-1], np.int32), special_zero=False).output(0), starts.output(0)
 
 
 def _max_context(query_starts: Any, context_lens: Any) -> Any:

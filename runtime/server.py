@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -81,9 +82,13 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._home is not None and not self.should_exit:
+        """Drain at first, give up on what runs at a second Ctrl-C. (uvicorn itself would die of the signal.)"""
+        if self.should_exit:
+            self.force_exit = sig == signal.SIGINT
+            return
+        self.should_exit = True
+        if self._home is not None:
             self._home.call_soon_threadsafe(self._door.drain, DRAIN_SECONDS)
-        super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._door.failure is not None

@@ -1,4 +1,4 @@
-"""Everything that serves one bundle, put together: tokenizer, intake, scheduler, packer, executor, loop (once at start)."""
+"""Everything that serves one bundle, put together from tokenizer to loop (once at start)."""
 
 from __future__ import annotations
 

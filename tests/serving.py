@@ -31,7 +31,7 @@ from tests.tokenizers import EOS, SYS, byte_level
 
 MODEL = "toy"
 VOCAB_SIZE = SYS + 1
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}:{{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"

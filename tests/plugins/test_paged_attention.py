@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -92,7 +92,7 @@ def steps(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], int]:
     return draw(st.integers(0, 2**32 - 1)), rows, draw(st.integers(0, 3))
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True, phases=[Phase.generate, Phase.shrink])
 @given(step=steps(), attributes=st.sampled_from(VARIANTS))
 def test_body_equals_oracle(
     run_body: RunBody, step: tuple[int, list[tuple[int, int]], int], attributes: AttentionAttributes

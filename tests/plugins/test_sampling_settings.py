@@ -156,6 +156,16 @@ def test_ties_go_to_the_lowest_ids(
     check_distribution(sample, make_rows, logits, np.array(expected), temperature=1.0, **settings)
 
 
+def test_exact_edges(make_rows: MakeRows, sample: Sample) -> None:
+    """Mass that equals p reaches it; a uniform that equals a cumulative share belongs to the next token."""
+    even = np.zeros((8, 4), np.float32)
+    eighths = np.arange(8) / 8
+    half = sample(even, make_rows(8, temperature=1.0, top_p=0.5, uniforms=eighths))
+    assert half.tokens.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    whole = sample(even, make_rows(8, temperature=1.0, uniforms=eighths))
+    assert whole.tokens.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
 @pytest.mark.parametrize("temperature", [1e-3, 1e-4, 1e-5, 1e-6, 1e-12, 5e-324, 0])
 @pytest.mark.parametrize("top_p", [1.0, 1e-4])
 def test_tiny_temperature_is_argmax(temperature: float, top_p: float, make_rows: MakeRows, sample: Sample) -> None:

@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from ostinato.engines.errors import DeviceError
-from ostinato.runtime.loop import MAX_FAILURES_IN_A_ROW, STALL_SECONDS, STEP_FAILED, Loop
-from ostinato.runtime.plan import Plan
+from ostinato.runtime.loop import MAX_FAILURES_IN_A_ROW, STALL_SECONDS, STEP_FAILED, Loop, StepTimes
 from ostinato.runtime.request import Event, SamplingParams
 from tests.fakes import PosLM, make_limits, make_request
 from tests.serving import PATIENCE_SECONDS, VOCAB_SIZE, FaultyLM, GatedLM, await_true, make_loop
@@ -204,15 +203,12 @@ def test_an_idle_loop_sleeps() -> None:
 def test_an_observer_sees_every_step_with_its_time() -> None:
     clock = Clock()
     loop = make_loop(LIMITS, PosLM(LIMITS, VOCAB_SIZE), clock)
-    seen: list[tuple[int, float]] = []
-
-    def observe(plan: Plan, seconds: float) -> None:
-        seen.append((plan.num_tokens, seconds))
-
-    loop.observe_step = observe
+    seen: list[StepTimes] = []
+    loop.observe_step = seen.append
     loop.submit(make_request(1, [1] * 20, SamplingParams(max_tokens=2, ignore_eos=True), LIMITS))
     list(loop.run_until_idle())
-    assert seen == [(16, 0.0), (4, 0.0), (1, 0.0)]
+    assert [(step.num_rows, step.num_tokens) for step in seen] == [(1, 16), (1, 4), (1, 1)]
+    assert all(step[2:] == (0.0, 0.0, 0.0, 0.0) for step in seen)  # the clock stands still
 
 
 def test_only_one_driver_is_allowed() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import select
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -515,6 +518,56 @@ def test_a_signal_drains_and_stops_the_server(tmp_path: Path) -> None:
         await_true(lambda: not server.loop.is_alive, "the loop goes on")
         with pytest.raises(httpx.TransportError):
             client.get("/health")
+
+
+TOY_PROCESS = """
+import sys, time
+from pathlib import Path
+from ostinato.runtime.bridge import Bridge
+from ostinato.runtime.door import Served
+from ostinato.runtime.metrics import Metrics
+from ostinato.runtime.server import create_app, run
+from tests.fakes import make_limits
+from tests.serving import MODEL, TapeLM, make_intake, make_loop, toy_tokenizer
+
+class SlowLM(TapeLM):
+    def run(self, batch):
+        time.sleep(0.05)
+        return super().run(batch)
+
+limits = make_limits()
+loop = make_loop(limits, SlowLM(b"0123456789" * 2, 0))
+bridge = Bridge(loop, make_intake(limits), toy_tokenizer(Path(sys.argv[1])), Metrics())
+run(create_app(lambda: Served(MODEL, bridge)), "127.0.0.1", int(sys.argv[2]))
+"""
+
+
+def test_a_process_that_is_told_to_end_lets_its_streams_end_and_exits_with_0(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-c", TOY_PROCESS, str(tmp_path), str(port)]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_SECONDS, verify=False)
+
+    def is_ready() -> bool:
+        try:
+            return client.get("/health/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        await_true(is_ready, "the process did not start")
+        options = {"model": MODEL, "prompt": "x", "temperature": 0, "max_tokens": 20, "stream": True}
+        with client.stream("POST", "/v1/completions", json=options) as response:
+            process.send_signal(signal.SIGTERM)
+            lines = [line for line in response.iter_lines() if line]
+        assert lines.pop() == "data: [DONE]"
+        assert "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines) == "0123456789" * 2
+        assert process.wait(PATIENCE_SECONDS) == 0
+    finally:
+        client.close()
+        process.kill()
+        process.wait()
 
 
 def test_while_loading_only_liveness_is_green_and_a_failure_to_load_stops_the_server() -> None:
