@@ -3,8 +3,12 @@ PYTHON ?= python3
 RECIPE ?= engines/recipes/smollm2-135m-cpu.toml
 BUNDLE ?= engines/store/smollm2-135m-cpu
 PROMPT ?= What is the capital of France?
+SYSTEM ?= You are a helpful assistant. Answer in one short sentence.
 PORT   ?= 8000
 JOBS   ?= 2
+
+# Through the environment, so that quotes and dollars in a prompt reach the command as they are.
+export PROMPT SYSTEM
 
 BIN   := .venv/bin
 READY := .venv/.ready
@@ -22,7 +26,7 @@ build-engine: $(READY) ## build the demo's bundle (RECIPE=… for another)
 	@$(BIN)/ostinato build $(RECIPE)
 
 demo: build-engine ## a streamed chat answer (PROMPT="…")
-	@$(BIN)/ostinato chat $(BUNDLE) --prompt "$(PROMPT)" --greedy
+	@$(BIN)/ostinato chat $(BUNDLE) --system "$$SYSTEM" --prompt "$$PROMPT" --greedy
 
 serve: build-engine ## the OpenAI-compatible server on 127.0.0.1 (PORT=8000)
 	@$(BIN)/ostinato serve $(BUNDLE) --port $(PORT)

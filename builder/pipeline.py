@@ -27,7 +27,7 @@ from .source import CACHE, resolve_source
 from .tokenizer_files import write_tokenizer
 from .weights import parameters_of, write_model
 
-_CACHE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+_CACHE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 _INT8_SCALE_BYTES = 8  # beside each head's slot: a float32 scale and zero point
 
 

@@ -44,17 +44,11 @@ class Form:
     is_grouped: bool = False
 
 
-def _int8_channel(weight: F32) -> Pieces:
-    """Symmetric int8, one scale an output channel."""
-    scale = _nonzero(np.abs(weight).max(axis=1) / _LEVELS_INT8)
-    return {"codes": np.rint(weight / scale[:, None]).astype(np.int8), "scale": scale}
-
-
 def _int8_group(weight: F32) -> Pieces:
     """Symmetric int8, one scale for 32 inputs of a channel: exact for Q8_0."""
     groups = weight.reshape(weight.shape[0], -1, GROUP)
-    scale = _nonzero(np.abs(groups).max(axis=2) / _LEVELS_INT8)
-    return {"codes": np.rint(groups / scale[..., None]).astype(np.int8).reshape(weight.shape), "scale": scale}
+    scale = _nonzero(np.abs(groups).max(axis=2, keepdims=True) / _LEVELS_INT8)
+    return {"codes": np.rint(groups / scale).astype(np.int8), "scale": scale, "shape": _shape(weight)}
 
 
 def _uint4_group(weight: F32) -> Pieces:
@@ -67,12 +61,16 @@ def _uint4_group(weight: F32) -> Pieces:
         "codes": codes.astype(ml_dtypes.uint4),
         "zero": (-low / scale).astype(np.float32),
         "scale": scale,
-        "shape": np.array(weight.shape, np.int64),
+        "shape": _shape(weight),
     }
 
 
 def _bfloat16(weight: F32) -> Pieces:
     return {"bfloat16": weight.astype(ml_dtypes.bfloat16)}
+
+
+def _shape(weight: F32) -> Any:
+    return np.array(weight.shape, np.int64)
 
 
 def _nonzero(scale: Any) -> F32:
@@ -81,21 +79,17 @@ def _nonzero(scale: Any) -> F32:
     return array
 
 
-def _read_channel(pieces: Mapping[str, ir.Value]) -> list[ir.Node]:
-    return [ir.node("DequantizeLinear", [pieces["codes"], pieces["scale"]], {"axis": 0})]
+def _read_groups(pieces: Mapping[str, ir.Value]) -> list[ir.Node]:
+    """(codes - zero) * scale, then groups side by side.
 
-
-def _read_group(pieces: Mapping[str, ir.Value]) -> list[ir.Node]:
-    attributes = {"axis": 1, "block_size": GROUP}
-    return [ir.node("DequantizeLinear", [pieces["codes"], pieces["scale"]], attributes)]
-
-
-def _read_uint4(pieces: Mapping[str, ir.Value]) -> list[ir.Node]:
-    """DequantizeLinear has no float zero point, so the four steps are written out."""
-    cast = ir.node("Cast", [pieces["codes"]], {"to": ir.DataType.FLOAT})
-    shifted = ir.node("Sub", [cast.outputs[0], pieces["zero"]])
-    scaled = ir.node("Mul", [shifted.outputs[0], pieces["scale"]])
-    return [cast, shifted, scaled, ir.node("Reshape", [scaled.outputs[0], pieces["shape"]])]
+    Written out because DequantizeLinear has no float zero point, and because its blocked form makes OpenVINO copy the
+    codes into groups at load, where these stay in the mapped file.
+    """
+    nodes = [ir.node("Cast", [pieces["codes"]], {"to": ir.DataType.FLOAT})]
+    if "zero" in pieces:
+        nodes.append(ir.node("Sub", [nodes[-1].outputs[0], pieces["zero"]]))
+    nodes.append(ir.node("Mul", [nodes[-1].outputs[0], pieces["scale"]]))
+    return [*nodes, ir.node("Reshape", [nodes[-1].outputs[0], pieces["shape"]])]
 
 
 def _read_bfloat16(pieces: Mapping[str, ir.Value]) -> list[ir.Node]:
@@ -103,31 +97,21 @@ def _read_bfloat16(pieces: Mapping[str, ir.Value]) -> list[ir.Node]:
 
 
 _FLOAT = ir.DataType.FLOAT
-INT8_CHANNEL = Form(
-    name="int8 with a scale an output channel",
-    make=_int8_channel,
-    layout=lambda n, k: {"codes": (ir.DataType.INT8, (n, k)), "scale": (_FLOAT, (n,))},
-    read=_read_channel,
-)
-INT8_GROUP = Form(
-    name=f"int8 with a scale for {GROUP} inputs",
-    make=_int8_group,
-    layout=lambda n, k: {"codes": (ir.DataType.INT8, (n, k)), "scale": (_FLOAT, (n, k // GROUP))},
-    read=_read_group,
-    is_grouped=True,
-)
-UINT4_GROUP = Form(
-    name=f"uint4 with a float scale and zero for {GROUP} inputs",
-    make=_uint4_group,
-    layout=lambda n, k: {
-        "codes": (ir.DataType.UINT4, (n, k // GROUP, GROUP)),
-        "zero": (_FLOAT, (n, k // GROUP, 1)),
-        "scale": (_FLOAT, (n, k // GROUP, 1)),
-        "shape": (ir.DataType.INT64, (2,)),
-    },
-    read=_read_uint4,
-    is_grouped=True,
-)
+
+
+def _grouped(name: str, make: Callable[[F32], Pieces], codes: ir.DataType, *, has_zero: bool) -> Form:
+    """A form whose weight [N, K] is kept as codes [N, K/32, 32], with float scales, and zeros if any, [N, K/32, 1]."""
+
+    def layout(n: int, k: int) -> Layout:
+        side = (_FLOAT, (n, k // GROUP, 1))
+        pieces: Layout = {"codes": (codes, (n, k // GROUP, GROUP)), "scale": side}
+        return pieces | ({"zero": side} if has_zero else {}) | {"shape": (ir.DataType.INT64, (2,))}
+
+    return Form(f"{name} for {GROUP} inputs", make, layout, _read_groups, is_grouped=True)
+
+
+INT8_GROUP = _grouped("int8 with a scale", _int8_group, ir.DataType.INT8, has_zero=False)
+UINT4_GROUP = _grouped("uint4 with a float scale and zero", _uint4_group, ir.DataType.UINT4, has_zero=True)
 BFLOAT16 = Form(
     name="bfloat16",
     make=_bfloat16,
@@ -138,7 +122,7 @@ BFLOAT16 = Form(
 # Recipe's weight precision → the form of a layer's linear weights, and of embedding and head (one copy when tied).
 FORMS: Mapping[str, tuple[Form, Form]] = {
     "bfloat16": (BFLOAT16, BFLOAT16),
-    "int8": (INT8_CHANNEL, INT8_GROUP),
+    "int8": (INT8_GROUP, INT8_GROUP),
     "int4": (UINT4_GROUP, INT8_GROUP),
 }
 # What a published format keeps exactly, up to float32 rounding.
@@ -181,12 +165,14 @@ def _store_as(graph: ir.Graph, value: ir.Value, parameter: Callable[[], F32], fo
         piece = ir.Value(name=f"{value.name}.{suffix}", type=ir.TensorType(dtype), shape=ir.Shape(shape))
         _store(graph, piece, pieces, suffix)
         stored[suffix] = piece
-    nodes = form.read(stored)
-    for index, node in enumerate(nodes):
-        node.name = f"{value.name}.{node.op_type}"
-        node.outputs[0].name = value.name if index == len(nodes) - 1 else node.name
-    ir.convenience.replace_all_uses_with(value, nodes[-1].outputs[0])
-    graph.insert_before(graph[0], nodes)
+    for number, (user, index) in enumerate(tuple(value.uses())):
+        # Each user reads the codes by nodes of its own: a target folds nodes that two share into plain float32.
+        nodes = form.read(stored)
+        for node in nodes:
+            node.name = f"{value.name}.{number}.{node.op_type}"
+            node.outputs[0].name = node.name
+        graph.insert_before(graph[0], nodes)
+        user.replace_input_with(index, nodes[-1].outputs[0])
 
 
 def _whole(parameter: Callable[[], F32]) -> Pieces:

@@ -13,7 +13,7 @@ from .sizes import Limits
 
 TARGETS = ("cpu",)
 WEIGHTS = ("float32", "bfloat16", "int8", "int4")
-KV_CACHES = ("float32", "bfloat16", "int8")
+KV_CACHES = ("float32", "float16", "bfloat16", "int8")
 
 _DEFAULT_ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 _DEFAULT_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)

@@ -12,6 +12,8 @@ from .generate_lines import GenerateLines, read_requests
 from .llm import LLM
 from .request import SamplingParams
 
+MAX_ANSWER_TOKENS = 512  # a small model may never end its turn by itself
+
 
 def generate(argv: list[str]) -> int:
     """`ostinato generate`: complete prompts offline; exit 1 if a choice failed."""
@@ -41,7 +43,7 @@ def chat(argv: list[str]) -> int:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--prompt", help="answer this and end; without it, ask for one turn after another")
     parser.add_argument("--system", help="a system message (default: what the chat template says)")
-    _add_sampling(parser, temperature=0.2, top_p=0.9)
+    _add_sampling(parser, temperature=0.2, top_p=0.9, max_tokens=MAX_ANSWER_TOKENS)
     add_arguments(parser)
     args = parser.parse_args(argv)
     with LLM(args.bundle, config_from_args(args)) as llm:
@@ -66,9 +68,12 @@ def serve(argv: list[str]) -> int:
     return run_server(args.bundle, config_from_args(args), args.host, args.port)
 
 
-def _add_sampling(parser: argparse.ArgumentParser, *, temperature: float, top_p: float) -> None:
+def _add_sampling(
+    parser: argparse.ArgumentParser, *, temperature: float, top_p: float, max_tokens: int | None = None
+) -> None:
     group = parser.add_argument_group("sampling")
-    group.add_argument("--max-tokens", type=int, help="default: the rest of the context")
+    default = "the rest of the context" if max_tokens is None else str(max_tokens)
+    group.add_argument("--max-tokens", type=int, default=max_tokens, help=f"default: {default}")
     group.add_argument("--temperature", type=float, default=temperature, help=f"default {temperature}")
     group.add_argument("--greedy", action="store_true", help="the same as --temperature 0")
     group.add_argument("--top-p", type=float, default=top_p, help=f"default {top_p}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import openvino as ov
@@ -81,6 +81,7 @@ class OpenVINOExecutor:
 
     def run(self, batch: Batch) -> OpenVINOTicket:
         """Start a step. The batch's arrays are copied here, so the caller may reuse them."""
+        batch = give_every_token_a_row(batch, self._limits.block_size)
         for name in self._names:
             array: NDArray[np.int32] = getattr(batch, name)
             key = (name, array.shape)
@@ -106,3 +107,23 @@ class OpenVINOExecutor:
 
     def close(self) -> None:
         self._sampler.close()
+
+
+def give_every_token_a_row(batch: Batch, block_size: int) -> Batch:
+    """Put the tokens past the last row into one more row, in the null block.
+
+    The plugin derives slots from rows: it would write a token of no row to a slot that an earlier step left behind.
+    """
+    num_tokens = len(batch.input_ids)
+    num_tail = num_tokens - int(batch.query_starts[-1])
+    if not num_tail:
+        return batch
+    num_rows, width = batch.block_tables.shape
+    tables = np.zeros((num_rows + 1, max(width, -(-num_tail // block_size))), np.int32)
+    tables[:num_rows, :width] = batch.block_tables
+    return replace(
+        batch,
+        query_starts=np.append(batch.query_starts, np.int32(num_tokens)),
+        context_lens=np.append(batch.context_lens, np.int32(0)),
+        block_tables=tables,
+    )

@@ -36,7 +36,8 @@ UNUSED_INPUTS: tuple[tuple[Any, Any], ...] = (
     ([], np.uint8),
     ([], np.int32),
 )
-PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "u8"}  # recipe word → OpenVINO property
+PACKED_SUFFIXES = (".codes", ".scale", ".zero", ".shape")
+PRECISIONS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "u8"}  # recipe word → OpenVINO property
 
 
 def read_graph(core: ov.Core, bundle: Bundle) -> ov.Model:
@@ -52,6 +53,7 @@ def read_graph(core: ov.Core, bundle: Bundle) -> ov.Model:
 
 
 def _step_model(whole: ov.Model, bundle: Bundle, path: Path) -> ov.Model:
+    _unshare_packed_weights(whole)
     caches = {tensor.name for tensor in cache_inputs(bundle.manifest.sizes, bundle.manifest.limits.block_size)}
     wanted = caches | {tensor.name for tensor in STEP_INPUTS} - {"slot_mapping"}  # OpenVINO derives slots itself
     found = {name: node for node in whole.get_parameters() for name in node.output(0).get_names() & wanted}
@@ -68,9 +70,37 @@ def _step_model(whole: ov.Model, bundle: Bundle, path: Path) -> ov.Model:
     return model
 
 
+def _unshare_packed_weights(model: ov.Model) -> None:
+    """Give each reader of a packed weight a constant of its own.
+
+    A tied embedding is read by a Gather and by the head; a constant that both share would be unpacked to float32.
+    """
+    for node in model.get_ops():
+        name = node.get_friendly_name()
+        if node.get_type_name() == "Constant" and name.endswith(PACKED_SUFFIXES):
+            readers = [reader for reader in node.output(0).get_target_inputs() if _reads_data(reader)]
+            for reader in readers[1:]:
+                own = opset13.constant(np.array(node.data))
+                reader.replace_source_output(own.output(0))
+
+
+def _reads_data(reader: Any) -> bool:
+    return bool(reader.get_node().get_type_name() != "ShapeOf")
+
+
 def compile_graph(core: ov.Core, model: ov.Model, bundle: Bundle, num_threads: int) -> ov.CompiledModel:
-    """Compile for this CPU. Float32 weights stay exact; compressed weights multiply through quantized activations."""
+    """Compile for this CPU. Float32 weights stay exact; packed weights multiply with activations quantized by 32.
+
+    Raises BundleError where the CPU lacks the bundle's precision.
+    """
     manifest = bundle.manifest
+    if "bfloat16" in (manifest.weights, manifest.kv_cache) and "BF16" not in core.get_property(
+        "CPU", "OPTIMIZATION_CAPABILITIES"
+    ):
+        raise BundleError(
+            f"{bundle.path} computes in bfloat16, which this CPU has no instructions for: "
+            "build with --set weights=int8 --set kv_cache=float16, or run it on a CPU with AMX or AVX512_BF16"
+        )
     properties: dict[str, Any] = {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": "1",

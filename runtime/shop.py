@@ -16,6 +16,7 @@ from .intake import Intake
 from .loop import Loop
 from .openvino import LogitsObserver, OpenVINOExecutor, Progress
 from .pages import Pages
+from .resident import release_file_pages
 from .scheduler import Scheduler
 from .tokenizer import Tokenizer
 
@@ -57,4 +58,6 @@ def _executor(
         )
     executor = OpenVINOExecutor(bundle, limits, num_threads=config.threads, observe_logits=observe, progress=progress)
     executor.warm(progress)
+    for file in bundle.rank_dir().iterdir():  # the engine repacked the weights: their file need not stay resident
+        release_file_pages(file)
     return executor

@@ -321,6 +321,22 @@ def test_a_preempted_request_loses_doubles_and_changes_nothing() -> None:
     assert tight == roomy
 
 
+def test_blocks_that_a_request_finds_again_are_not_cache_hits() -> None:
+    limits = make_limits(max_step_tokens=16)
+    desk = Desk(limits, VOCAB)
+    request = make_request(0, _prompt(0, 60), _greedy(3), limits)
+    desk.submit(request)
+    for _ in range(3):
+        desk.step()
+    desk.scheduler.preempt(request)
+    plan = desk.step()
+    assert plan is not None
+    assert plan.rows[0].start == 48
+    desk.run()
+    assert desk.events[0][0].num_cached == 0
+    assert (desk.scheduler.num_prefix_queries, desk.scheduler.num_prefix_hits) == (60, 0)
+
+
 # Waiting
 
 
