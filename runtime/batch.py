@@ -142,24 +142,31 @@ class Packer:
 
 
 def warmup_batches(limits: Limits) -> list[Batch]:
-    """One decode batch per row bucket and one prefill chunk per token bucket, all within the null block."""
-    shapes = [(count, count) for count in limits.row_buckets] + [(1, count) for count in limits.token_buckets]
-    return [_null_batch(num_rows, num_tokens, limits) for num_rows, num_tokens in shapes]
+    """Every row bucket with and without tokens past its rows, and every token bucket; all within the null block."""
+    token_buckets, top = limits.token_buckets, limits.max_step_tokens
+    counts = [(rows, bucket_for(rows, token_buckets), 0) for rows in limits.row_buckets]
+    counts += [(rows, bucket_for(rows + 1, token_buckets), 1) for rows in limits.row_buckets if rows < top]
+    counts += [(1, tokens, 0) for tokens in token_buckets]
+    return [_null_batch(num_rows, num_tokens, num_tail, limits) for num_rows, num_tokens, num_tail in counts]
 
 
-def _null_batch(num_rows: int, num_tokens: int, limits: Limits) -> Batch:
-    per_row = num_tokens // num_rows
-    num_blocks = -(-per_row // limits.block_size)
+def _null_batch(num_rows: int, num_tokens: int, num_tail: int, limits: Limits) -> Batch:
+    """Rows of one token, but for the last, which has all that are not in the tail."""
+    positions = np.zeros(num_tokens, np.int32)
+    longest = num_tokens - num_tail - num_rows + 1
+    positions[num_rows - 1 : num_tokens - num_tail] = np.arange(longest)
+    query_starts = np.arange(num_rows + 1, dtype=np.int32)
+    query_starts[-1] = num_tokens - num_tail
     return Batch(
         input_ids=np.zeros(num_tokens, np.int32),
-        positions=np.tile(np.arange(per_row, dtype=np.int32), num_rows),
-        slot_mapping=np.tile(np.arange(per_row, dtype=np.int32) % limits.block_size, num_rows),
-        query_starts=np.arange(num_rows + 1, dtype=np.int32) * per_row,
+        positions=positions,
+        slot_mapping=positions % limits.block_size,
+        query_starts=query_starts,
         context_lens=np.zeros(num_rows, np.int32),
-        block_tables=np.zeros((num_rows, num_blocks), np.int32),
-        logits_indices=np.arange(1, num_rows + 1, dtype=np.int32) * per_row - 1,
+        block_tables=np.zeros((num_rows, -(-longest // limits.block_size)), np.int32),
+        logits_indices=query_starts[1:] - 1,
         sampling=SamplingPacker(vocab_size=1).pack(()),
         num_rows=num_rows,
-        num_tokens=num_tokens,
+        num_tokens=num_tokens - num_tail,
         num_sampled=num_rows,
     )

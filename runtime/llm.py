@@ -8,8 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from ostinato.engines.errors import RequestError
 from ostinato.engines.manifest import Manifest
 from ostinato.engines.sizes import Limits
@@ -18,6 +16,7 @@ from .choice import ChoiceStream, Delta
 from .config import RuntimeConfig
 from .loop import StepObserver
 from .openvino import LogitsObserver
+from .progress import bar, loading
 from .request import Event, SamplingParams, TokenLogprob
 from .shop import open_shop
 
@@ -58,12 +57,7 @@ class LLM:
         observe_step: StepObserver | None = None,
     ) -> None:
         self._progress = progress
-        with _bar(progress) as bar:
-            task = bar.add_task("open", total=None)
-
-            def show(what: str, done: int, total: int) -> None:
-                bar.update(task, description=what, completed=done, total=total)
-
+        with loading(progress) as show:
             self._shop = open_shop(Path(bundle), config or RuntimeConfig(), show, observe_logits)
         self._shop.loop.observe_step = observe_step
 
@@ -113,13 +107,13 @@ class LLM:
 
     def _run(self, calls: Sequence[_Call]) -> None:
         rows = {request_id: row for call in calls for request_id, row in call.rows.items()}
-        with _bar(self._progress) as bar:
-            task = bar.add_task("generate", total=len(rows))
+        with bar(self._progress) as progress:
+            task = progress.add_task("generate", total=len(rows))
             self._submit(calls)
             for events in self._shop.loop.run_until_idle():
                 for event in events:
                     if self._take(rows[event.request_id], event):
-                        bar.advance(task)
+                        progress.advance(task)
 
     def _submit(self, calls: Sequence[_Call]) -> None:
         for call in calls:
@@ -181,8 +175,3 @@ class _Call:
         first = next(iter(self.rows.values())).stream
         choices = tuple(row.choice() for row in self.rows.values())
         return Completion(tuple(self.prompt_ids), choices, first.num_cached, first.prompt_logprobs)
-
-
-def _bar(shown: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, transient=True, disable=not shown)

@@ -18,8 +18,8 @@ from ostinato.plugins.sampling_rows import Sampled
 
 from .batch import Batch, warmup_batches
 from .openvino_graph import compile_graph, read_graph
+from .progress import Show
 
-Progress = Callable[[str, int, int], None]  # (what, done, total)
 LogitsObserver = Callable[[NDArray[np.float32]], None]  # sees [num_sampled, V] of each step; the array is reused
 
 
@@ -35,7 +35,13 @@ class OpenVINOTicket:
 
 
 class OpenVINOExecutor:
-    """Runs a `cpu` bundle. Tensors are bound once per shape, so that a repeated shape costs a copy and a call."""
+    """Runs a `cpu` bundle. Tensors are bound once per shape, so that a repeated shape costs a copy and a call.
+
+    The plugin takes slots from rows: a token of no row would be written wherever an earlier step left its slot. So
+    such tokens get an end row. A float32 bundle always has one, even if empty: with fewer rows than threads and one
+    token in each, the plugin would sum attention in another order, and a row alone would differ in its last bits from
+    the same row in a batch.
+    """
 
     def __init__(
         self,
@@ -43,7 +49,7 @@ class OpenVINOExecutor:
         limits: Limits,
         *,
         num_threads: int,
-        progress: Progress,
+        progress: Show,
         observe_logits: LogitsObserver | None = None,
     ) -> None:
         progress("read and compile the graph", 0, 1)
@@ -52,6 +58,7 @@ class OpenVINOExecutor:
         progress("read and compile the graph", 1, 1)
         self._observe_logits = observe_logits
         self._limits = limits
+        self._is_exact = bundle.manifest.weights == "float32"
         self._names = [tensor.name for tensor in STEP_INPUTS if tensor.name != "slot_mapping"]
         self._tensors: dict[tuple[str, tuple[int, ...]], ov.Tensor] = {}
         self._request = compiled.create_infer_request()
@@ -71,7 +78,7 @@ class OpenVINOExecutor:
                 total += cache.byte_size
         return total
 
-    def warm(self, progress: Progress) -> None:
+    def warm(self, progress: Show) -> None:
         """Run every bucket once, so that no later step compiles a kernel."""
         batches = warmup_batches(self._limits)
         for done, batch in enumerate(batches, 1):
@@ -81,7 +88,8 @@ class OpenVINOExecutor:
 
     def run(self, batch: Batch) -> OpenVINOTicket:
         """Start a step. The batch's arrays are copied here, so the caller may reuse them."""
-        batch = give_every_token_a_row(batch, self._limits.block_size)
+        if self._is_exact or batch.query_starts[-1] < len(batch.input_ids):
+            batch = with_end_row(batch, self._limits.block_size)
         for name in self._names:
             array: NDArray[np.int32] = getattr(batch, name)
             key = (name, array.shape)
@@ -109,15 +117,10 @@ class OpenVINOExecutor:
         self._sampler.close()
 
 
-def give_every_token_a_row(batch: Batch, block_size: int) -> Batch:
-    """Put the tokens past the last row into one more row, in the null block.
-
-    The plugin derives slots from rows: it would write a token of no row to a slot that an earlier step left behind.
-    """
+def with_end_row(batch: Batch, block_size: int) -> Batch:
+    """One more row, in the null block, that holds the tokens past the last one; there may be none."""
     num_tokens = len(batch.input_ids)
     num_tail = num_tokens - int(batch.query_starts[-1])
-    if not num_tail:
-        return batch
     num_rows, width = batch.block_tables.shape
     tables = np.zeros((num_rows + 1, max(width, -(-num_tail // block_size))), np.int32)
     tables[:num_rows, :width] = batch.block_tables

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,13 +22,12 @@ from .bridge import Bridge
 from .config import RuntimeConfig
 from .door import Door, Served
 from .metrics import Metrics
+from .progress import loading
 from .server_chat import chat_routes
 from .server_completions import completion_routes
 from .server_protocol import BoundedHttp
 from .server_status import status_routes
 from .wire_errors import HttpError, refusal
-
-logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 30.0
 _CUT_SECONDS = 5  # for the last bytes of calls that were cut at the drain's end
@@ -125,7 +125,8 @@ def serve(bundle: Path, config: RuntimeConfig, host: str, port: int) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
 
     def load() -> Served:
-        shop = open_shop(bundle, config, lambda what, done, total: logger.info("%s: %d of %d", what, done, total))
+        with loading(sys.stderr.isatty()) as show:
+            shop = open_shop(bundle, config, show)
         return Served(shop.bundle.manifest.name, Bridge(shop.loop, shop.intake, shop.tokenizer, Metrics()))
 
     run(create_app(load), host, port)

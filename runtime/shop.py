@@ -14,8 +14,9 @@ from .config import RuntimeConfig
 from .executor import Executor
 from .intake import Intake
 from .loop import Loop
-from .openvino import LogitsObserver, OpenVINOExecutor, Progress
+from .openvino import LogitsObserver, OpenVINOExecutor
 from .pages import Pages
+from .progress import Show
 from .resident import release_file_pages
 from .scheduler import Scheduler
 from .tokenizer import Tokenizer
@@ -32,9 +33,7 @@ class Shop:
     loop: Loop
 
 
-def open_shop(
-    path: Path, config: RuntimeConfig, progress: Progress, observe_logits: LogitsObserver | None = None
-) -> Shop:
+def open_shop(path: Path, config: RuntimeConfig, progress: Show, observe_logits: LogitsObserver | None = None) -> Shop:
     """Open a bundle, compile and warm its engine. Raises BundleError where bundle and machine do not fit."""
     progress("check the bundle", 0, 1)
     bundle = open_bundle(path)
@@ -49,7 +48,7 @@ def open_shop(
 
 
 def _executor(
-    bundle: Bundle, limits: Limits, config: RuntimeConfig, progress: Progress, observe: LogitsObserver | None
+    bundle: Bundle, limits: Limits, config: RuntimeConfig, progress: Show, observe: LogitsObserver | None
 ) -> Executor:
     """The executor of the bundle's target."""
     if bundle.manifest.target != "cpu":

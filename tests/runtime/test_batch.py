@@ -131,12 +131,16 @@ def test_a_row_that_comes_back_has_only_its_new_blocks() -> None:
 def test_warmup_batches_cover_every_bucket(max_rows: int) -> None:
     limits = make_limits(max_rows=max_rows, max_step_tokens=40)
     batches = warmup_batches(limits)
-    assert {len(batch.context_lens) for batch in batches} == set(limits.row_buckets)
-    assert {len(batch.input_ids) for batch in batches} == set(limits.token_buckets) | set(limits.row_buckets)
+    rows_and_tails = {(len(batch.context_lens), batch.num_tokens < len(batch.input_ids)) for batch in batches}
+    wanted = {(rows, has_tail) for rows in limits.row_buckets for has_tail in (False, True)}
+    assert rows_and_tails == wanted - {(limits.max_step_tokens, True)}
+    assert {len(batch.input_ids) for batch in batches} == set(limits.token_buckets)
+    assert {len(batch.logits_indices) for batch in batches} == set(limits.row_buckets)
     for batch in batches:
         assert not batch.block_tables.any()
         assert batch.slot_mapping.max() < limits.block_size
-        assert batch.query_starts[-1] == batch.num_tokens == len(batch.input_ids)
+        assert batch.query_starts[-1] == batch.num_tokens <= len(batch.input_ids)
+        assert (np.diff(batch.query_starts) > 0).all()
         assert (np.diff(batch.logits_indices) > 0).all()
 
 

@@ -1,0 +1,29 @@
+"""Progress on the terminal while something long runs: opening a bundle, generating offline (drawn on standard error)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+Show = Callable[[str, int, int], None]  # (what, done, total)
+
+
+def bar(shown: bool) -> Progress:
+    """A bar that leaves nothing behind; with `shown` false it draws nothing."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown)
+
+
+@contextmanager
+def loading(shown: bool) -> Iterator[Show]:
+    """A bar that goes through named stages."""
+    with bar(shown) as progress:
+        task = progress.add_task("open", total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            progress.update(task, description=what, completed=done, total=total)
+
+        yield show
