@@ -1,4 +1,4 @@
-"""Progress on the terminal while something long runs: opening a bundle, generating offline (drawn on standard error)."""
+"""Progress on the terminal while something long runs: opening a bundle, generating offline (on standard error)."""
 
 from __future__ import annotations
 
