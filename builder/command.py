@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +20,8 @@ from .progress import ConsoleProgress
 from .prompts import QUESTIONS
 from .reference import chat_prompts, load_reference
 from .source import resolve_source
-from .verify import MAX_MEAN_KL, MIN_TOP1, NUM_TOKENS, Verdict, schedules_for
+from .verdict_report import save_verdict, verdict_table
+from .verify import NUM_TOKENS, Verdict, schedules_for
 from .verify import verify as verify_bundle
 
 
@@ -42,20 +44,23 @@ def build(argv: list[str]) -> int:
 
 
 def verify(argv: list[str]) -> int:
-    """`ostinato verify RECIPE [--set key=value …] [--bundle FOLDER]`; 0 when the bundle is good, 1 when it is not."""
+    """`ostinato verify RECIPE [--set …] [--bundle FOLDER] [--json FILE]`; 0 if the bundle is good, 1 if it is not."""
     parser = argparse.ArgumentParser(
         prog="ostinato verify", description="Compare a built bundle with transformers in float32."
     )
     _add_recipe(parser)
     parser.add_argument("--bundle", type=Path, metavar="FOLDER", help="the bundle (default: engines/store/NAME)")
     parser.add_argument("--prompts", type=int, default=len(QUESTIONS), help="how many prompts (default: all)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also put the figures here, under the bundle's name")
     arguments = parser.parse_args(argv)
     recipe = read_recipe(arguments.recipe, arguments.set)
     bundle = open_bundle(arguments.bundle or STORE / recipe.name)
     console = Console()
     with ConsoleProgress(console).shown() as progress:
         verdict = _verify(recipe, bundle, arguments.prompts, progress)
-    console.print(_verdict_table(bundle, verdict))
+    console.print(verdict_table(bundle.manifest, verdict))
+    if arguments.json:
+        save_verdict(arguments.json, bundle.manifest, verdict, shlex.join(["ostinato", "verify", *argv]))
     return 0 if verdict.is_good else 1
 
 
@@ -65,44 +70,22 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(recipe: Recipe, bundle: Bundle, num_prompts: int, progress: ConsoleProgress) -> Verdict:
+    manifest = bundle.manifest
+    found, wanted = (manifest.weights, manifest.kv_cache), (recipe.weights, recipe.kv_cache)
+    if found != wanted:
+        raise BuildError(
+            f"{bundle.path} has weights and KV cache in {' and '.join(found)}, the recipe says {' and '.join(wanted)}: "
+            "build it again, or give --bundle or --set"
+        )
     progress.stage("reference")
     reference = load_reference(read_checkpoint(resolve_source(recipe.checkpoint, recipe.sha256)))
-    manifest = bundle.manifest
     room = manifest.limits.max_context - NUM_TOKENS
     prompts = chat_prompts(bundle.tokenizer_dir, QUESTIONS[:num_prompts], room)
     if not prompts:
         raise BuildError(f"no prompt fits into {room} tokens: raise limits.max_context, or give --prompts 1 or more")
-    progress.stage("compare")
     schedules = schedules_for(manifest.limits.max_rows, manifest.limits.max_step_tokens)
-    exact = manifest.weights == manifest.kv_cache == "float32"
-    return verify_bundle(BundleProcess(bundle.path), reference, prompts, schedules, must_be_identical=exact)
-
-
-def _verdict_table(bundle: Bundle, verdict: Verdict) -> Table:
-    manifest = bundle.manifest
-    title = (
-        f"{manifest.name}: weights {manifest.weights}, KV cache {manifest.kv_cache}, against transformers in float32"
-    )
-    table = Table("check", "found", "wanted", "", title=title, title_justify="left")
-    for result in verdict.schedules:
-        share = result.num_identical / result.num_prompts
-        found = (
-            f"{result.num_identical} of {result.num_prompts} prompts ({share:.0%}) give the same {NUM_TOKENS} tokens"
-        )
-        note = f"; first difference: {result.first_difference}" if result.first_difference else ""
-        wanted = "all" if verdict.must_be_identical else "no bound"
-        good = share == 1 or not verdict.must_be_identical
-        table.add_row(result.schedule.name, found + note, wanted, _word(good))
-    positions = f" over {verdict.num_positions} positions"
-    close, same = verdict.mean_kl <= MAX_MEAN_KL, verdict.top1 >= MIN_TOP1
-    table.add_row("mean KL", f"{verdict.mean_kl:.5f} nats{positions}", f"at most {MAX_MEAN_KL}", _word(close))
-    table.add_row("same best token", f"{verdict.top1:.2%}{positions}", f"at least {MIN_TOP1:.0%}", _word(same))
-    table.add_row("verdict", "", "", "good" if verdict.is_good else "FAILED")
-    return table
-
-
-def _word(good: bool) -> str:
-    return "ok" if good else "FAILED"
+    exact = found == ("float32", "float32")
+    return verify_bundle(BundleProcess(bundle.path), reference, prompts, schedules, exact, progress.stage)
 
 
 def _summary(bundle: Bundle) -> Table:

@@ -44,13 +44,26 @@ Reference = Callable[[Sequence[int]], F32]  # a text → logits after each of it
 
 
 @dataclass(frozen=True)
+class Difference:
+    """Where an answer leaves the reference's greedy path. `margin`: by how much the reference prefers its own token."""
+
+    prompt: int
+    token: int
+    margin: float  # in logits; near float32 rounding it is a tie
+
+
+@dataclass(frozen=True)
 class ScheduleResult:
-    """How many prompts gave the reference's greedy tokens to the last one, and the first that did not."""
+    """What the prompts gave under one schedule."""
 
     schedule: Schedule
     num_prompts: int
-    num_identical: int
-    first_difference: str
+    differences: tuple[Difference, ...]  # prompts that did not give the reference's greedy tokens to the last one
+    num_as_alone: int  # prompts that gave the same tokens as under the first schedule, right or wrong
+
+    @property
+    def num_identical(self) -> int:
+        return self.num_prompts - len(self.differences)
 
 
 @dataclass(frozen=True)
@@ -65,26 +78,31 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        identical = all(result.num_identical == result.num_prompts for result in self.schedules)
+        identical = not any(result.differences for result in self.schedules)
         close = self.mean_kl <= MAX_MEAN_KL and self.top1 >= MIN_TOP1
         return close and (identical or not self.must_be_identical)
 
 
 def schedules_for(max_rows: int, max_step_tokens: int) -> tuple[Schedule, ...]:
-    """Prompts whole and in chunks of 32 and 7, alone and 8 together, within the bundle's own limits."""
-    together = min(8, max_rows)
-    wanted = (
-        ("whole prompts, alone", 1, max_step_tokens, False),
-        ("whole prompts, 8 together", together, max_step_tokens, False),
-        ("chunks of 32, 8 together", together, 32, False),
-        ("chunks of 7, alone", 1, 7, False),
-        ("chunks of 7, 7 together", together, 7, False),
-        ("prefix cache, 8 together", together, max_step_tokens, True),
-    )
-    return tuple(
-        Schedule(name, min(rows, tokens, max_step_tokens), min(tokens, max_step_tokens), cache)
-        for name, rows, tokens, cache in wanted
-    )
+    """Prompts whole and in chunks, alone (first) and together, within the bundle's own limits.
+
+    A step has at least as many tokens as rows, so chunks of 7 come 7 together and chunks of 8 come 8 together.
+    """
+    whole = max_step_tokens
+    wanted = ((1, whole), (1, 32), (1, 7), (8, whole), (8, 32), (8, 8), (7, 7))
+    found: dict[tuple[int, int], Schedule] = {}
+    for rows, tokens in wanted:
+        tokens = min(tokens, whole)
+        rows = min(rows, max_rows, tokens)
+        prompts = "whole prompts" if tokens == whole else f"chunks of {tokens}"
+        found.setdefault((rows, tokens), Schedule(f"{prompts}, {_together(rows)}", rows, tokens))
+    rows = min(8, max_rows, whole)
+    cached = Schedule(f"asked again (prefix cache), {_together(rows)}", rows, whole, prefix_cache=True)
+    return (*found.values(), cached)
+
+
+def _together(rows: int) -> str:
+    return "alone" if rows == 1 else f"{rows} together"
 
 
 def verify(
@@ -93,59 +111,72 @@ def verify(
     prompts: Sequence[Sequence[int]],
     schedules: Sequence[Schedule],
     must_be_identical: bool,
+    announce: Callable[[str], None],
 ) -> Verdict:
-    """Run every schedule, then compare distributions along the first schedule's text."""
+    """Run every schedule, then compare distributions along the first schedule's text; `announce` hears what begins."""
     judge = _Judge(reference)
     results: list[ScheduleResult] = []
-    texts: list[list[int]] = []
+    alone: list[list[int]] = []
     for schedule in schedules:
-        answers = subject.greedy(prompts, NUM_TOKENS, schedule)
-        results.append(_compare(judge, prompts, answers, schedule))
-        texts = texts or [[*prompt, *answer[:-1]] for prompt, answer in zip(prompts, answers, strict=True)]
-    found = subject.logits(texts)
-    kl, same, begin = [], [], 0
-    for prompt, text in zip(prompts, texts, strict=True):
-        wanted = reference(text)[len(prompt) - 1 :]
-        given = found[begin : begin + len(text)][len(prompt) - 1 :].astype(np.float32)
-        begin += len(text)
-        kl.append(kl_divergence(wanted, given))
-        same.append(wanted.argmax(-1) == given.argmax(-1))
+        announce(schedule.name)
+        asked = [*prompts, *prompts] if schedule.prefix_cache else prompts  # the second time, blocks are found
+        answers = subject.greedy(asked, NUM_TOKENS, schedule)[-len(prompts) :]
+        alone = alone or answers
+        num_as_alone = sum(answer == first for answer, first in zip(answers, alone, strict=True))
+        results.append(ScheduleResult(schedule, len(prompts), judge.differences(prompts, answers), num_as_alone))
+    announce("distributions")
+    kl, same = _compare_distributions(subject, reference, prompts, alone)
     return Verdict(
         tuple(results),
-        mean_kl=float(np.concatenate(kl).mean()),
-        top1=float(np.concatenate(same).mean()),
-        num_positions=sum(map(len, kl)),
+        mean_kl=float(kl.mean()),
+        top1=float(same.mean()),
+        num_positions=len(kl),
         must_be_identical=must_be_identical,
     )
 
 
 class _Judge:
-    """Says where an answer leaves the reference's greedy path; answers seen before cost nothing."""
+    """Says where answers leave the reference's greedy path; an answer seen before costs nothing."""
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
-        self._seen: dict[tuple[int, ...], int | None] = {}
+        self._seen: dict[tuple[int, ...], tuple[int, float] | None] = {}
 
-    def first_difference(self, prompt: Sequence[int], answer: Sequence[int]) -> int | None:
-        """The first token that is not the reference's best after the text before it, so also where it would part."""
+    def differences(self, prompts: Sequence[Sequence[int]], answers: Sequence[list[int]]) -> tuple[Difference, ...]:
+        """One for each prompt that has any, in the prompts' order."""
+        return tuple(
+            Difference(index, *found)
+            for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+            if (found := self._first(prompt, answer)) is not None
+        )
+
+    def _first(self, prompt: Sequence[int], answer: Sequence[int]) -> tuple[int, float] | None:
+        """The first token that is not the reference's best after the text before it, and the margin there."""
         text = (*prompt, *answer)
         if text not in self._seen:
-            best = self._reference(text[:-1])[len(prompt) - 1 :].argmax(-1)
-            wrong = np.flatnonzero(best != np.asarray(answer))
-            self._seen[text] = int(wrong[0]) if wrong.size else None
+            logits = self._reference(text[:-1])[len(prompt) - 1 :]
+            wrong = np.flatnonzero(logits.argmax(-1) != np.asarray(answer))
+            place = int(wrong[0]) if wrong.size else None
+            self._seen[text] = (
+                None if place is None else (place, float(logits[place].max() - logits[place, answer[place]]))
+            )
         return self._seen[text]
 
 
-def _compare(
-    judge: _Judge, prompts: Sequence[Sequence[int]], answers: list[list[int]], schedule: Schedule
-) -> ScheduleResult:
-    parted = [
-        (index, place)
-        for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
-        if (place := judge.first_difference(prompt, answer)) is not None
-    ]
-    first = f"prompt {parted[0][0]}, token {parted[0][1]}" if parted else ""
-    return ScheduleResult(schedule, len(prompts), len(prompts) - len(parted), first)
+def _compare_distributions(
+    subject: Subject, reference: Reference, prompts: Sequence[Sequence[int]], answers: Sequence[list[int]]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Divergence and agreement on the best token at every position that gave a token of the answers."""
+    texts = [[*prompt, *answer[:-1]] for prompt, answer in zip(prompts, answers, strict=True)]
+    found = subject.logits(texts)
+    kl, same, begin = [], [], 0
+    for prompt, text in zip(prompts, texts, strict=True):
+        wanted = reference(text)[len(prompt) - 1 :]
+        given = found[begin : begin + len(text)][len(prompt) - 1 :]
+        begin += len(text)
+        kl.append(kl_divergence(wanted, given))
+        same.append(wanted.argmax(-1) == given.argmax(-1))
+    return np.concatenate(kl), np.concatenate(same)
 
 
 def kl_divergence(wanted: F32, given: F32) -> NDArray[np.float64]:
