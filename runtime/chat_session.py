@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TextIO
 
 from rich.console import Console
+from rich.markup import escape
 
 from ostinato.engines.errors import RequestError
 
@@ -21,7 +22,7 @@ class ChatSession:
         self._llm = llm
         self._params = params
         self._messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, emoji=False)  # an answer's :apple: stays as the model wrote it
 
     def converse(self, lines: TextIO) -> None:
         """Answer line after line until the end of input."""
@@ -38,7 +39,7 @@ class ChatSession:
                 self.ask(line.strip())
             except RequestError as error:
                 self._messages.pop()
-                self._console.print(f"[red]{error}[/red]")
+                self._console.print(f"[red]{escape(str(error))}[/red]")
 
     def ask(self, text: str) -> None:
         """Stream the answer to one message, then say how fast it came."""

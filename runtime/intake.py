@@ -33,10 +33,10 @@ class Intake:
         """`params.n` requests for one prompt. Raises RequestError where the prompt or a parameter is not servable."""
         if not prompt_ids:
             raise RequestError("the prompt has no tokens: give at least one", param="prompt")
+        max_tokens = check_fits(len(prompt_ids), params.max_tokens, self.limits)  # first, so that the others are short
         check_token_ids("prompt", prompt_ids, self.vocab_size)
         check_token_ids("stop_token_ids", params.stop_token_ids, self.vocab_size)
         check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], self.vocab_size)
-        max_tokens = check_fits(len(prompt_ids), params.max_tokens, self.limits)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed % 2**SEED_BITS
         return [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -60,6 +61,7 @@ class LLM:
         with loading(progress) as show:
             self._shop = open_shop(Path(bundle), config or RuntimeConfig(), show, observe_logits)
         self._shop.loop.observe_step = observe_step
+        self._rows: dict[int, _Row] = {}  # choices that are being made, of all calls
 
     @property
     def manifest(self) -> Manifest:
@@ -71,7 +73,11 @@ class LLM:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text prompt, with BOS where the tokenizer adds one; ids come back as they are."""
-        return self._shop.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            return self._shop.tokenizer.encode(prompt)
+        if not isinstance(prompt, list | tuple):
+            raise RequestError(f"a prompt is a {type(prompt).__name__}: give a text or a list of token ids")
+        return list(prompt)
 
     def chat_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         """Token ids of a conversation by the bundle's chat template, ready for the assistant's turn."""
@@ -85,50 +91,71 @@ class LLM:
         `params`: one for all (default: SamplingParams()), or one a prompt. Raises RequestError before anything runs
         where a prompt or a parameter can't be served; a choice that fails while running carries its `error`.
         """
+        if isinstance(prompts, str):
+            raise RequestError("prompts is one text: give a list of prompts")
         each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
+        if not all(isinstance(one, SamplingParams) for one in each):
+            raise RequestError("params holds something else than SamplingParams: give one for all, or one each")
         if len(each) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts came with {len(each)} params: give one for all, or one each")
         calls = [_Call(self, self.encode(prompt), one) for prompt, one in zip(prompts, each, strict=True)]
-        self._run(calls)
+        with bar(self._progress) as progress, closing(self._drive(calls)) as steps:
+            task = progress.add_task("generate", total=sum(len(call.rows) for call in calls))
+            for num_ended in steps:
+                progress.update(task, completed=num_ended)
         return [call.completion() for call in calls]
 
     def stream(self, prompt: Prompt, params: SamplingParams) -> Iterator[Delta]:
-        """Deltas of one prompt's single choice, as they come."""
+        """Deltas of one prompt's single choice, as they come. Closing the iterator early ends the choice."""
         call = _Call(self, self.encode(prompt), params)
         if len(call.rows) != 1:
             raise RequestError(f"n is {params.n}: a stream has one choice", param="n")
         (row,) = call.rows.values()
-        self._submit([call])
-        for events in self._shop.loop.run_until_idle():
-            num_before = len(row.deltas)
-            for event in events:
-                self._take(row, event)
-            yield from row.deltas[num_before:]
+        num_shown = 0
+        with closing(self._drive([call])) as steps:
+            for _ in steps:
+                fresh, num_shown = row.deltas[num_shown:], len(row.deltas)
+                yield from fresh
+        yield from row.deltas[num_shown:]  # what came while another call ran the steps
 
-    def _run(self, calls: Sequence[_Call]) -> None:
-        rows = {request_id: row for call in calls for request_id, row in call.rows.items()}
-        with bar(self._progress) as progress:
-            task = progress.add_task("generate", total=len(rows))
-            self._submit(calls)
+    def _drive(self, calls: Sequence[_Call]) -> Generator[int]:
+        """Run steps until all choices of `calls` have ended; yields after each how many have.
+
+        Other calls' choices may be open meanwhile (a stream between two reads): they get what is theirs. What is open
+        when the caller leaves is aborted.
+        """
+        mine = {request_id: row for call in calls for request_id, row in call.rows.items()}
+        open_ids = set(mine)
+        for row in mine.values():
+            row.open_ids = open_ids
+        self._rows |= mine
+        try:
+            for call in calls:
+                for request in call.requests:
+                    self._shop.loop.submit(request)
             for events in self._shop.loop.run_until_idle():
                 for event in events:
-                    if self._take(rows[event.request_id], event):
-                        progress.advance(task)
+                    self._take(event)
+                yield len(mine) - len(open_ids)
+                if not open_ids and self._rows:
+                    return
+        finally:
+            for request_id in open_ids:
+                del self._rows[request_id]
+                self._shop.loop.abort(request_id)
 
-    def _submit(self, calls: Sequence[_Call]) -> None:
-        for call in calls:
-            for request in call.requests:
-                self._shop.loop.submit(request)
-
-    def _take(self, row: _Row, event: Event) -> bool:
-        """Hand an event to its row; True if the row has just ended."""
-        if row.stream.finish_reason is not None:
-            return False
+    def _take(self, event: Event) -> None:
+        """Hand an event to its row, if that is still open."""
+        row = self._rows.get(event.request_id)
+        if row is None:
+            return
         if (delta := row.stream.push(event)) is not None:
             row.deltas.append(delta)
         if row.stream.wants_abort:
             self._shop.loop.abort(event.request_id)
-        return row.stream.finish_reason is not None
+        if row.stream.finish_reason is not None:
+            del self._rows[event.request_id]
+            row.open_ids.discard(event.request_id)
 
     def close(self) -> None:
         self._shop.loop.close()
@@ -148,6 +175,7 @@ class _Row:
     def __init__(self, stream: ChoiceStream) -> None:
         self.stream = stream
         self.deltas: list[Delta] = []
+        self.open_ids: set[int] = set()  # of the call that it belongs to
 
     def choice(self) -> Choice:
         reason = self.stream.finish_reason

@@ -98,6 +98,9 @@ class Loop:
             sampled = self._executor.run(batch).wait()
         except Exception as error:
             return events + self._fail(plan, error)
+        except BaseException:  # Ctrl-C in a caller's own step: the books must be right for what it does next
+            self.scheduler.fail(plan, RequestError("the step was interrupted", code=STEP_FAILED))
+            raise
         ran = self._clock()
         self._failures_in_a_row = 0
         events += self.scheduler.commit(plan, sampled)

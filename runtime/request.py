@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ostinato.engines.errors import RequestError
 from ostinato.engines.sizes import MAX_LOGPROBS
@@ -14,8 +17,14 @@ from ostinato.plugins.sampling_rows import I32
 MAX_N = 128
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
+MAX_STOP_IDS = 1024
 MAX_LOGIT_BIAS = 1024
 SEED_BITS = 64
+
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_INTEGERS = ("top_k", "min_tokens", "n")
+_OPTIONAL_INTEGERS = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
+_FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,7 @@ class SamplingParams:
     n: int = 1
 
     def __post_init__(self) -> None:
+        self._check_types()
         _in_range("temperature", self.temperature, 0.0, 100.0)
         _in_range("top_p", self.top_p, 0.0, 1.0)
         _in_range("min_p", self.min_p, 0.0, 1.0)
@@ -69,7 +79,32 @@ class SamplingParams:
         self._check_stops()
         self._check_bias()
 
+    def _check_types(self) -> None:
+        """A wrong type must fail here, not in a step that other requests share."""
+        for name in _NUMBERS:
+            _is_a(name, getattr(self, name), (int, float), "a number")
+        for name in _INTEGERS:
+            _is_a(name, getattr(self, name), (int,), "an integer")
+        for name in _OPTIONAL_INTEGERS:
+            _is_a(name, getattr(self, name), (int, type(None)), "an integer or None")
+        for name in _FLAGS:
+            _is_a(name, getattr(self, name), (bool,), "True or False")
+        for name in ("stop", "stop_token_ids", "logit_bias"):
+            _is_a(name, getattr(self, name), (tuple, list), "a tuple")
+        for text in self.stop:
+            _is_a("stop", text, (str,), "strings")
+        for pair in self.logit_bias:
+            _is_a("logit_bias", pair, (tuple, list), "pairs of token id and number")
+            if len(pair) != 2:
+                raise RequestError(f"logit_bias has {len(pair)} values: give pairs", param="logit_bias")
+            _is_a("logit_bias", pair[1], (int, float), "pairs of token id and number")
+
     def _check_stops(self) -> None:
+        if len(self.stop_token_ids) > MAX_STOP_IDS:
+            raise RequestError(
+                f"stop_token_ids has {len(self.stop_token_ids)} ids, at most {MAX_STOP_IDS} are allowed",
+                param="stop_token_ids",
+            )
         if len(self.stop) > MAX_STOPS:
             raise RequestError(f"stop has {len(self.stop)} strings, at most {MAX_STOPS} are allowed", param="stop")
         if any(not text for text in self.stop):
@@ -96,9 +131,16 @@ def _in_range(name: str, value: float, low: float, high: float) -> None:
         raise RequestError(f"{name} is {value}: give a number from {low} to {high}", param=name)
 
 
-def check_token_ids(name: str, ids: tuple[int, ...] | list[int], vocab_size: int) -> None:
+def _is_a(name: str, value: object, kinds: tuple[type, ...], wanted: str) -> None:
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise RequestError(f"{name} has a {type(value).__name__}: give {wanted}", param=name, code="invalid_type")
+
+
+def check_token_ids(name: str, ids: Iterable[Any], vocab_size: int) -> None:
     """The one validator of every id list that a caller can send."""
     for token_id in ids:
+        if not isinstance(token_id, int | np.integer):
+            raise RequestError(f"{name} has a {type(token_id).__name__}: give token ids", param=name)
         if not 0 <= token_id < vocab_size:
             raise RequestError(f"{name} has token id {token_id}, the vocabulary is 0 to {vocab_size - 1}", param=name)
 

@@ -20,6 +20,8 @@ PAD_ID = -1  # in bias_ids
 DRAW_AHEAD = 16  # output tokens whose uniforms are drawn at once
 SCORING = SamplingParams(temperature=0.0)  # a prompt token's logprob is the model's own, without bias and penalties
 
+Words = NDArray[np.uint32]  # of one line's mask, [W]
+
 
 class _Draws:
     """Uniforms of a set of lines, drawn ahead: a call costs nearly the same for many output tokens as for one."""
@@ -48,7 +50,7 @@ class _Lines:
 
     requests: list[Request]
     forced: list[tuple[int, int]]  # (line, token)
-    guarded: list[tuple[int, Request]]  # lines whose stop ids are masked while min_tokens are not reached
+    guarded: list[tuple[int, Request, Words]]  # lines whose stop ids are masked while min_tokens are not reached
     counted: list[Request]
     draws: _Draws | None  # None if every line is an argmax
     rows: SamplingRows
@@ -59,6 +61,7 @@ class SamplingPacker:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        self._num_words = -(-vocab_size // WORD_BITS)
         self._lines = self._make_lines([], [])
 
     def pack(self, rows: Sequence[PlanRow]) -> SamplingRows:
@@ -79,9 +82,7 @@ class SamplingPacker:
         for request in lines.counted:
             _count_outputs(request)
         guarded = [
-            (line, request.stop_ids)
-            for line, request in lines.guarded
-            if request.num_output < request.params.min_tokens
+            (line, words) for line, request, words in lines.guarded if request.num_output < request.params.min_tokens
         ]
         rows = lines.rows
         if lines.draws is None and not guarded and not lines.forced:
@@ -107,17 +108,23 @@ class SamplingPacker:
             num_logprobs=rows.num_logprobs,
         )
 
-    def _mask(self, count: int, forced: list[tuple[int, int]], guarded: list[tuple[int, frozenset[int]]]) -> I32:
+    def _mask(self, count: int, forced: list[tuple[int, int]], guarded: list[tuple[int, Words]]) -> I32:
         """[S, W]: all tokens, but one in a forced line and no stop id in a guarded one."""
-        mask = np.full((count, -(-self._vocab_size // WORD_BITS)), -1, np.int32)
+        mask = np.full((count, self._num_words), -1, np.int32)
         words = mask.view(np.uint32)
         for line, token_id in forced:
             words[line] = 0
             words[line, token_id // WORD_BITS] = 1 << token_id % WORD_BITS
-        for line, stop_ids in guarded:
-            for token_id in stop_ids:
-                words[line, token_id // WORD_BITS] &= ~np.uint32(1 << token_id % WORD_BITS)
+        for line, unstopped in guarded:
+            words[line] &= unstopped
         return mask
+
+    def _without(self, ids: frozenset[int]) -> Words:
+        """A mask of all tokens but `ids`, [W]."""
+        words = np.full(self._num_words, -1, np.int32).view(np.uint32)
+        at, bit = np.divmod(np.fromiter(ids, np.uint32, len(ids)), WORD_BITS)
+        np.bitwise_and.at(words, at, ~(np.uint32(1) << bit.astype(np.uint32)))
+        return words
 
     def _make_lines(self, requests: list[Request], forced: list[tuple[int, int]]) -> _Lines:
         params = [request.params for request in requests]
@@ -134,7 +141,7 @@ class SamplingPacker:
             requests=requests,
             forced=forced,
             guarded=[
-                (line, request)
+                (line, request, self._without(request.stop_ids))
                 for line, (request, p) in enumerate(zip(requests, params, strict=True))
                 if p.min_tokens and request.stop_ids
             ],

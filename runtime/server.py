@@ -29,6 +29,8 @@ from .server_protocol import BoundedHttp
 from .server_status import status_routes
 from .wire_errors import HttpError, refusal
 
+logger = logging.getLogger(__name__)
+
 DRAIN_SECONDS = 30.0
 _CUT_SECONDS = 5  # for the last bytes of calls that were cut at the drain's end
 _KEEP_ALIVE_SECONDS = 75
@@ -83,12 +85,10 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at first, give up on what runs at a second Ctrl-C. (uvicorn itself would die of the signal.)"""
-        if self.should_exit:
-            self.force_exit = sig == signal.SIGINT
-            return
+        is_second = self.should_exit
         self.should_exit = True
-        if self._home is not None:
-            self._home.call_soon_threadsafe(self._door.drain, DRAIN_SECONDS)
+        if self._home is not None and (not is_second or sig == signal.SIGINT):
+            self._home.call_soon_threadsafe(self._door.drain, 0.0 if is_second else DRAIN_SECONDS)
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._door.failure is not None
@@ -97,9 +97,24 @@ class Server(uvicorn.Server):
 def run(app: FastAPI, host: str, port: int) -> None:
     """Serve until SIGTERM or Ctrl-C, then let running calls end. Raises what kept the model from loading."""
     door: Door = app.state.door
-    Server(server_config(app, host, port), door).run()
+    with _listen(host, port) as listener:
+        logger.info("listening on %s port %d, Ctrl-C stops", *listener.getsockname()[:2])
+        Server(server_config(app, host, port), door).run([listener])
     if door.failure is not None:
         raise door.failure
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket. It comes first, so that an address that is taken costs no loading; raises OstinatoError."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen()
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise OstinatoError(f"can't listen on {host} port {port} ({error}): give another --host or --port") from None
+    return listener
 
 
 def server_config(app: FastAPI, host: str, port: int) -> uvicorn.Config:

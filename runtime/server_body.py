@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -10,7 +12,9 @@ from .wire_errors import HttpError
 
 MAX_BODY_BYTES = 8 * 2**20
 MAX_BODY_SECONDS = 30.0
-MAX_INLINE_BYTES = 32 * 1024  # a larger body is tokenized on another thread, so that streams go on meanwhile
+_MAX_INLINE_BYTES = 32 * 1024
+
+T = TypeVar("T")
 
 
 async def read_body(request: Request) -> bytes:
@@ -26,6 +30,11 @@ async def read_body(request: Request) -> bytes:
         raise HttpError(408, f"the body did not arrive within {MAX_BODY_SECONDS:.0f} s: send it faster") from None
     except ClientDisconnect:
         raise HttpError(400, "the body ended early") from None  # nobody is left to read this
+
+
+async def digest(num_bytes: int, work: Callable[[], T]) -> T:
+    """Do what takes the longer the larger a body is; a large one's on another thread, so that streams go on."""
+    return work() if num_bytes <= _MAX_INLINE_BYTES else await asyncio.to_thread(work)
 
 
 async def _read(request: Request) -> bytes:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
@@ -14,7 +14,7 @@ from .answer import StreamAnswer, WholeAnswer
 from .answer_completions import NO_ECHO, CompletionWriter, Echo
 from .bridge import Bridge, Prompt
 from .door import Door
-from .server_body import MAX_INLINE_BYTES, read_body
+from .server_body import digest, read_body
 from .tokenizer import Tokenizer
 from .wire import MAX_CHOICES, check_stream, parse_body
 from .wire_completions import DEFAULT_MAX_TOKENS, CompletionBody
@@ -28,16 +28,16 @@ def completion_routes(door: Door) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         raw = await read_body(request)
-        body = parse_body(CompletionBody, raw)
+        body = await digest(len(raw), partial(parse_body, CompletionBody, raw))
         bridge = door.find(body.model)
         check_stream(body)
         params = body.params()
-        given = body.prompts()
+        given = await digest(len(raw), body.prompts)
         if len(given) * params.n > MAX_CHOICES:
             raise RequestError(
                 f"{len(given)} prompts with n {params.n}: ask for {MAX_CHOICES} choices or fewer", param="n"
             )
-        ids = await _encoded(bridge.tokenizer, given, len(raw))
+        ids = await digest(len(raw), partial(_encode, bridge.tokenizer, given))
         prompts = _prompts(bridge, body, ids)
         stream = bridge.submit(prompts, salt=body.cache_salt or "", priority=body.priority or 0)
         echoes = [
@@ -51,11 +51,8 @@ def completion_routes(door: Door) -> APIRouter:
     return router
 
 
-async def _encoded(tokenizer: Tokenizer, given: Given, num_bytes: int) -> list[list[int]]:
-    def encode() -> list[list[int]]:
-        return [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
-
-    return encode() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(encode)
+def _encode(tokenizer: Tokenizer, given: Given) -> list[list[int]]:
+    return [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
 
 
 def _prompts(bridge: Bridge, body: CompletionBody, ids: Sequence[list[int]]) -> list[Prompt]:

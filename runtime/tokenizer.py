@@ -83,6 +83,12 @@ class Tokenizer:
             )
         if not messages:
             raise RequestError("messages is empty: send one or more", param="messages", code="chat_template_error")
+        if not all(isinstance(message, Mapping) for message in messages):
+            raise RequestError(
+                "messages holds something else than objects: give each a role and content",
+                param="messages",
+                code="chat_template_error",
+            )
         text = self._template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
         return self._encode(text, False, "messages")
 
@@ -91,7 +97,8 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError:
             raise RequestError(f"{param} has a lone surrogate, which is no text: send Unicode", param=param) from None
-        return self._vocabulary.encode(text, add_special_tokens=add_special_tokens).ids
+        # Unlike encode(), the batch call lets other threads run: a large text takes seconds. "fast" leaves offsets out.
+        return self._vocabulary.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of a whole id list; ids without a token have none.

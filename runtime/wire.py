@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, Va
 
 from ostinato.engines.errors import RequestError
 
-from .request import MAX_LOGIT_BIAS, SamplingParams
+from .request import MAX_LOGIT_BIAS, MAX_STOP_IDS, SamplingParams
 
 MAX_CHOICES = 128  # prompts * n of one call
 MAX_REPORTED_ERRORS = 3
@@ -101,7 +101,7 @@ class SamplingBody(WireModel):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[int], FailFast()] = Field(default=[])
+    stop_token_ids: Annotated[list[int], FailFast()] = Field(default=[], max_length=MAX_STOP_IDS)
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = Field(default=None, max_length=MAX_SALT_CHARS)

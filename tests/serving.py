@@ -98,7 +98,7 @@ class _GatedTicket:
 class FaultyLM:
     """Fails the steps whose numbers are in `bad_steps`, or all of them."""
 
-    def __init__(self, inner: Executor, error: Exception) -> None:
+    def __init__(self, inner: Executor, error: BaseException) -> None:
         self.is_bad = False
         self._inner = inner
         self._error = error

@@ -123,6 +123,19 @@ def test_a_failed_step_ends_its_own_requests_and_the_next_ones_are_right() -> No
     assert loop.scheduler.pages.num_free == loop.scheduler.pages.num_total
 
 
+def test_an_interrupted_step_ends_its_requests_and_the_caller_can_go_on() -> None:
+    faulty = FaultyLM(PosLM(LIMITS, VOCAB_SIZE), KeyboardInterrupt())
+    loop = make_loop(LIMITS, faulty)
+    faulty.is_bad = True
+    loop.submit(make_request(8, [1, 2], PARAMS, LIMITS))
+    with pytest.raises(KeyboardInterrupt):
+        loop.step()
+    faulty.is_bad = False
+    assert loop.scheduler.is_idle
+    loop.submit(make_request(1, PROMPTS[1], PARAMS, LIMITS))
+    assert [event.token_id for step in loop.run_until_idle() for event in step] == offline_ids(PROMPTS)[1]
+
+
 def test_an_unknown_failure_does_not_show_its_inside() -> None:
     faulty = FaultyLM(PosLM(LIMITS, VOCAB_SIZE), ValueError("secret path"))
     faulty.is_bad = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import select
@@ -19,8 +20,9 @@ import httpx
 import numpy as np
 import pytest
 
-from ostinato.engines.errors import BundleError, DeviceError
-from ostinato.runtime.server import Server, create_app, server_config
+from ostinato.engines.errors import BundleError, DeviceError, OstinatoError
+from ostinato.runtime.server import Server, create_app, run, server_config
+from ostinato.runtime.server_body import digest
 from tests.fakes import PosLM, ScriptedLM, histories, logits_of, make_limits, mix
 from tests.serving import MODEL, PATIENCE_SECONDS, VOCAB_SIZE, FaultyLM, GatedLM, Running, TapeLM, await_true, serving
 
@@ -197,6 +199,26 @@ def test_lines_of_every_kind_survive_line_based_clients(tmp_path: Path) -> None:
         assert "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines) == text
 
 
+@pytest.mark.parametrize("call", [complete, chat])
+def test_an_answer_cut_inside_a_character_is_one_mark_and_its_bytes(tmp_path: Path, call: Any) -> None:
+    tape = TapeLM("€".encode(), 0 if call is complete else CHAT_FRAME)
+    with serving(tmp_path, LIMITS, tape) as server, server.client() as client:
+        for logprobs in (None, 1) if call is complete else (None, True):
+            options = {"temperature": 0, "max_tokens": 2, "logprobs": logprobs}
+            whole = call(client, **options).json()
+            (choice,) = whole["choices"]
+            assert (choice["finish_reason"], whole["usage"]["completion_tokens"]) == ("length", 2)
+            assert (choice["text"] if call is complete else choice["message"]["content"]) == "\N{REPLACEMENT CHARACTER}"
+            if logprobs and call is chat:
+                assert [entry["bytes"] for entry in choice["logprobs"]["content"]] == [[0xE2], [0x82]]
+            elif logprobs:
+                assert choice["logprobs"]["tokens"] == ["bytes:\\xe2", "bytes:\\x82"]
+            parts = [chunk["choices"][0] for chunk in payloads(call(client, **options, stream=True))]
+            texts = [part["text"] if call is complete else part["delta"].get("content", "") for part in parts]
+            assert "".join(texts) == "\N{REPLACEMENT CHARACTER}"
+            assert parts[-1]["finish_reason"] == "length"
+
+
 def test_stop_strings_end_a_choice_and_its_row(tmp_path: Path) -> None:
     gated = GatedLM(TapeLM(b"ABCDEFGHIJ" * 9, 0))
     with serving(tmp_path, LIMITS, gated) as server, server.client() as client, ThreadPoolExecutor(1) as pool:
@@ -340,6 +362,19 @@ def test_bodies_that_are_too_large_or_of_another_kind(client: httpx.Client) -> N
         error_of(client.post("/v1/chat/completions", content=raw, headers=headers), 400)
     assert "context" in error_of(complete(client, prompt="y" * 10**6), 400)["message"]
     assert complete(client, max_tokens=1).status_code == 200
+
+
+def test_large_bodies_are_digested_beside_the_streams() -> None:
+    small, large = (asyncio.run(digest(num_bytes, threading.get_ident)) for num_bytes in (1000, 2**20))
+    assert small == threading.get_ident() != large
+
+
+@pytest.mark.parametrize("call", [complete, chat])
+def test_a_body_of_many_parts_gives_the_same_tokens(client: httpx.Client, call: Any) -> None:
+    """Past the size up to which a body is digested at once."""
+    options = {"max_tokens": 5, "seed": 1, "ignore_eos": True}
+    small, large = (call(client, **options, user="x" * size).json() for size in (1, 100_000))
+    assert small["choices"] == large["choices"]
 
 
 def test_heads_that_do_not_end_are_cut_off(running: Running, client: httpx.Client) -> None:
@@ -504,6 +539,40 @@ def test_what_is_not_done_when_draining_ends_gets_an_error_event(tmp_path: Path)
         error_of(cut_whole.result(), 503)
         gated.permit(100)
         server.await_idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_second_ctrl_c_cuts_what_runs(tmp_path: Path, stream: bool) -> None:
+    gated = GatedLM(TapeLM(b"0123456789", 0))
+    with serving(tmp_path, LIMITS, gated) as server, server.client() as client, ThreadPoolExecutor(1) as pool:
+        call = pool.submit(complete, client, temperature=0, stream=stream)
+        gated.await_step()
+        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
+            server.server.handle_exit(sign, None)
+        await_true(lambda: server.door.trouble() is not None, "not draining")
+        gated.permit()
+        gated.await_step()
+        assert not call.done()
+        server.server.handle_exit(signal.SIGINT, None)
+        if stream:
+            assert payloads(call.result())[-1]["error"]["code"] == "not_ready"
+        else:
+            error_of(call.result(), 503)
+        gated.permit()
+        await_true(lambda: not server.loop.is_alive, "the loop goes on")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_an_address_that_can_not_be_had_is_refused_before_anything_is_loaded(host: str) -> None:
+    loaded = threading.Event()
+    app = create_app(lambda: loaded.set())  # type: ignore[arg-type, return-value]
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as other:
+        other.bind((host, 0))
+        other.listen()
+        for port in (other.getsockname()[1], 99_999, -1):
+            with pytest.raises(OstinatoError, match=f"can't listen on {host} port {port} .*give another"):
+                run(app, host, port)
+    assert not loaded.is_set()
 
 
 def test_a_signal_drains_and_stops_the_server(tmp_path: Path) -> None:

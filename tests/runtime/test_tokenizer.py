@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,18 @@ def test_a_damaged_folder_is_a_bundle_error(tmp_path: Path, name: str, text: str
         (tmp_path / name).write_text(text)
     with pytest.raises(BundleError, match="build the bundle again"):
         Tokenizer(tmp_path)
+
+
+def test_other_threads_run_while_a_large_text_is_read(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(byte_level(tmp_path))
+    text = "ab " * 300_000
+    reader = threading.Thread(target=tokenizer.encode, args=(text,))
+    reader.start()
+    num_turns = 0
+    while reader.is_alive():
+        time.sleep(1e-3)
+        num_turns += 1
+    assert num_turns > 10  # one or two if the reader kept the interpreter to itself
 
 
 def test_threads_share_a_tokenizer(tmp_path: Path) -> None:

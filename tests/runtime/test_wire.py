@@ -90,6 +90,7 @@ def test_stops_that_are_refused(stop: object) -> None:
         ("seed", True), ("seed", -(2**63) - 1), ("max_tokens", -1), ("max_tokens", 1.5), ("max_tokens", True),
         ("max_tokens", 0), ("min_tokens", -1), ("top_k", 1.5), ("ignore_eos", 1), ("ignore_eos", "true"),
         ("stream", 1), ("stop_token_ids", [1, "a"]), ("stop_token_ids", [True]), ("stop_token_ids", 7),
+        ("stop_token_ids", [1] * 1025), ("stop_token_ids", [[1]]),
         ("logit_bias", {"1": 101}), ("logit_bias", {"a": 1}), ("logit_bias", {"-1": 1}), ("logit_bias", {"01": 1}),
         ("logit_bias", {" 1": 1}), ("logit_bias", {"1": True}), ("logit_bias", [1]),
         ("logit_bias", {str(key): 1 for key in range(1025)}), ("cache_salt", 1), ("cache_salt", "x" * 257),
