@@ -8,9 +8,10 @@ from pathlib import Path
 
 from .chat_session import ChatSession
 from .config import add_arguments, config_from_args
-from .generate_lines import GenerateLines, read_requests
+from .generate_lines import GenerateLines
 from .llm import LLM
 from .request import SamplingParams
+from .request_lines import read_requests
 
 MAX_ANSWER_TOKENS = 512  # a small model may never end its turn by itself
 

@@ -22,6 +22,12 @@ class RuntimeConfig:
     prefix_cache: bool = True
     num_threads: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("max_rows", "max_step_tokens", "max_context", "kv_tokens", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RecipeError(f"{name} is {value}: give 1 or more, or None for the default")
+
     @property
     def threads(self) -> int:
         return self.num_threads or len(os.sched_getaffinity(0))
@@ -64,10 +70,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def config_from_args(args: Namespace) -> RuntimeConfig:
-    for name in ("max_rows", "max_step_tokens", "max_context", "kv_tokens", "threads"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise RecipeError(f"--{name.replace('_', '-')} is {value}: give 1 or more")
     return RuntimeConfig(
         max_rows=args.max_rows,
         max_step_tokens=args.max_step_tokens,

@@ -5,80 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinato.engines.errors import RequestError
-
 from .config import RuntimeConfig
 from .llm import LLM, Completion, Prompt
-from .request import SamplingParams, TokenLogprob
-
-_FIELDS = {field.name for field in fields(SamplingParams)}
-
-
-@dataclass(frozen=True)
-class LineRequest:
-    """One line of work: a prompt (text or ids) or messages, and its parameters."""
-
-    prompt: Prompt | None
-    messages: list[dict[str, Any]] | None
-    params: SamplingParams
-
-
-def read_requests(
-    prompt: str | None, prompt_ids: str | None, path: Path | None, params: SamplingParams
-) -> list[LineRequest]:
-    """The requests of a call; a line of the file overrides `params` field by field."""
-    if prompt is not None:
-        return [LineRequest(prompt, None, params)]
-    if prompt_ids is not None:
-        return [LineRequest(_parse_ids(prompt_ids), None, params)]
-    assert path is not None
-    text = sys.stdin.read() if str(path) == "-" else path.read_text()
-    lines = [line for line in text.splitlines() if line.strip()]
-    return [_parse_line(number, line, params) for number, line in enumerate(lines, 1)]
-
-
-def _parse_ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise RequestError(f"--prompt-ids is {text[:60]!r}: give whole numbers separated by commas") from None
-
-
-def _parse_line(number: int, line: str, params: SamplingParams) -> LineRequest:
-    try:
-        table = json.loads(line)
-        sources = [table.pop(key, None) for key in ("prompt", "prompt_ids", "messages")]
-    except (json.JSONDecodeError, AttributeError) as error:
-        raise RequestError(f"line {number} is not a JSON object: {error}") from None
-    if sum(source is not None for source in sources) != 1:
-        raise RequestError(f"line {number}: give exactly one of prompt, prompt_ids and messages")
-    if unknown := sorted(set(table) - _FIELDS):
-        raise RequestError(
-            f"line {number} has unknown fields {', '.join(unknown)}: known are {', '.join(sorted(_FIELDS))}"
-        )
-    params_table: dict[str, Any] = {name: getattr(params, name) for name in _FIELDS} | _frozen(table)
-    try:
-        return LineRequest(
-            sources[0] if sources[0] is not None else sources[1], sources[2], SamplingParams(**params_table)
-        )
-    except TypeError as error:
-        raise RequestError(f"line {number} has a value of the wrong type: {error}") from None
-
-
-def _frozen(table: dict[str, Any]) -> dict[str, Any]:
-    """JSON's lists as tuples; one stop string may stand without a list."""
-    if isinstance(table.get("stop"), str):
-        table["stop"] = [table["stop"]]
-    if isinstance(table.get("logit_bias"), dict):
-        table["logit_bias"] = [(int(token_id), value) for token_id, value in table["logit_bias"].items()]
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+from .request import TokenLogprob
+from .request_lines import LineRequest
 
 
 class GenerateLines:
