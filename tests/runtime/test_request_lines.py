@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,5 +77,6 @@ def test_ids_of_the_command_line() -> None:
 
 @pytest.mark.parametrize("name", ["max_rows", "max_step_tokens", "max_context", "kv_tokens", "num_threads"])
 def test_a_limit_of_nothing_is_refused(name: str) -> None:
+    nothing: dict[str, Any] = {name: 0}
     with pytest.raises(RecipeError, match=f"{name} is 0"):
-        RuntimeConfig(**{name: 0})
+        replace(RuntimeConfig(), **nothing)
