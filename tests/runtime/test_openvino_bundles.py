@@ -146,10 +146,11 @@ def test_the_mixed_requests_end_in_both_ways(llama: Path) -> None:
     assert min(finishes.count("stop"), finishes.count("length")) >= 5
 
 
-def test_a_row_alone_has_the_very_logprobs_of_the_same_row_in_a_batch(llama: Path) -> None:
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_a_row_alone_has_the_very_logprobs_of_the_same_row_in_a_batch(bundles: Bundles, precision: str) -> None:
     """Contexts of several blocks, where the order of a sum shows."""
     prompts = random_prompts(8, (1, 2, 9, 3, 17, 25, 33, 37))
-    with _open(llama, max_rows=8, prefix_cache=False) as llm:
+    with _open(bundles.bundle(LLAMA, precision), max_rows=8, prefix_cache=False) as llm:
         alone = [llm.generate([prompt], GREEDY)[0].choices for prompt in prompts]
         together = [completion.choices for completion in llm.generate(prompts, GREEDY)]
         three = [completion.choices for completion in llm.generate(prompts[-3:], GREEDY)]
