@@ -13,6 +13,7 @@ from .sizes import Limits
 
 TARGETS = ("cpu",)
 WEIGHTS = ("float32", "bfloat16", "int8", "int4")
+PACKED_WEIGHTS = ("int8", "int4")  # kept as codes, multiplied through quantized activations
 KV_CACHES = ("float32", "float16", "bfloat16", "int8")
 
 _DEFAULT_ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)

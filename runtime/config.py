@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from ostinato.engines.errors import RecipeError
 from ostinato.engines.manifest import Manifest
+from ostinato.engines.recipe import PACKED_WEIGHTS
 from ostinato.engines.sizes import Limits
-
-PACKED = ("int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def _token_buckets(manifest: Manifest, top: int) -> tuple[int, ...]:
     So a row alone gives the same logits as the row in a batch, for about a hundredth of a lone row's step.
     """
     buckets = _cut(manifest.limits.token_buckets, top)
-    return buckets[1:] if manifest.weights in PACKED and buckets[0] == 1 < top else buckets
+    return buckets[1:] if manifest.weights in PACKED_WEIGHTS and buckets[0] == 1 < top else buckets
 
 
 def _cut(buckets: tuple[int, ...], top: int) -> tuple[int, ...]:

@@ -63,20 +63,16 @@ class OpenVINOExecutor:
         self._tensors: dict[tuple[str, tuple[int, ...]], ov.Tensor] = {}
         self._request = compiled.create_infer_request()
         self._sampler = HostSampler(bundle.manifest.sizes.vocab_size, num_threads)
-        self.kv_bytes = self._bind_caches(compiled)
+        self._bind_caches(compiled)
 
-    def _bind_caches(self, compiled: ov.CompiledModel) -> int:
-        total = 0
+    def _bind_caches(self, compiled: ov.CompiledModel) -> None:
         for port in compiled.inputs:
             name = port.get_any_name()
             if name.startswith(("key_cache.", "value_cache.")):
                 shape = [
                     self._limits.num_blocks if dim.is_dynamic else dim.get_length() for dim in port.get_partial_shape()
                 ]
-                cache = ov.Tensor(port.get_element_type(), ov.Shape(shape))
-                self._request.set_tensor(name, cache)
-                total += cache.byte_size
-        return total
+                self._request.set_tensor(name, ov.Tensor(port.get_element_type(), ov.Shape(shape)))
 
     def warm(self, progress: Show) -> None:
         """Run every bucket once, so that no later step compiles a kernel."""

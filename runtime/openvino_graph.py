@@ -16,6 +16,7 @@ from openvino.frontend.onnx import ConversionExtension
 from ostinato.engines.bundle import Bundle
 from ostinato.engines.errors import BundleError
 from ostinato.engines.io_table import STEP_INPUTS, cache_inputs
+from ostinato.engines.recipe import PACKED_WEIGHTS
 
 DOMAIN = "ostinato"
 # Inputs 13 to 27 of the plugin's operator: (value, dtype) that switches each feature off.
@@ -109,7 +110,7 @@ def compile_graph(core: ov.Core, model: ov.Model, bundle: Bundle, num_threads: i
         "KV_CACHE_PRECISION": PRECISIONS[manifest.kv_cache],
         # By channel, a block is quantized anew at each append: the same step run twice would give other logits.
         "KEY_CACHE_QUANT_MODE": "BY_TOKEN",
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if manifest.weights in ("int8", "int4") else "0",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if manifest.weights in PACKED_WEIGHTS else "0",
     }
     return core.compile_model(model, "CPU", properties)
 

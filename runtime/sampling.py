@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,22 +91,7 @@ class SamplingPacker:
         if lines.draws is not None:
             drawn = lines.draws.at(np.array([request.num_output for request in lines.requests], np.uint32))
         allowed = self._mask(len(lines.requests), lines.forced, guarded) if guarded or lines.forced else None
-        return SamplingRows(
-            uniforms=drawn,
-            temperature=rows.temperature,
-            top_k=rows.top_k,
-            top_p=rows.top_p,
-            min_p=rows.min_p,
-            repetition=rows.repetition,
-            presence=rows.presence,
-            frequency=rows.frequency,
-            allowed=allowed,
-            bias_ids=rows.bias_ids,
-            bias_values=rows.bias_values,
-            prompt_counts=rows.prompt_counts,
-            output_counts=rows.output_counts,
-            num_logprobs=rows.num_logprobs,
-        )
+        return replace(rows, uniforms=drawn, allowed=allowed)
 
     def _mask(self, count: int, forced: list[tuple[int, int]], guarded: list[tuple[int, Words]]) -> I32:
         """[S, W]: all tokens, but one in a forced line and no stop id in a guarded one."""
