@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from typing import Protocol
 
 from starlette.responses import Response
@@ -45,8 +46,8 @@ class Writer(Protocol):
         ...
 
 
-class StreamAnswer(Response):
-    """Sends what is ready in one piece; headers go out before the first token."""
+class _Answer(Response):
+    """An answer made of a stream, which ends with it or when its reader leaves."""
 
     def __init__(self, stream: Stream, writer: Writer) -> None:
         super().__init__()
@@ -55,6 +56,20 @@ class StreamAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(_watch(receive, self._stream))
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self._stream.cancel()
+            watcher.cancel()
+
+    @abstractmethod
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class StreamAnswer(_Answer):
+    """Sends what is ready in one piece; headers go out before the first token."""
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
             await _send_part(send, self._writer.opening())
@@ -65,9 +80,6 @@ class StreamAnswer(Response):
                 await send({"type": "http.response.body", "body": self._ending()})
         except OSError:  # the reader left between two parts
             return
-        finally:
-            self._stream.cancel()
-            watcher.cancel()
 
     def _ending(self) -> bytes:
         if self._stream.error is None:
@@ -75,30 +87,20 @@ class StreamAnswer(Response):
         return event(refusal(self._stream.error).to_json()) + DONE
 
 
-class WholeAnswer(Response):
+class WholeAnswer(_Answer):
     """Waits for all choices; the status is an error's if one failed."""
 
-    def __init__(self, stream: Stream, writer: Writer) -> None:
-        super().__init__()
-        self._stream = stream
-        self._writer = writer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watcher = asyncio.create_task(_watch(receive, self._stream))
-        try:
-            async for batch in self._stream.batches():
-                for index, delta in batch:
-                    self._writer.add(index, delta)
-            if self._stream.error is not None:
-                await refusal(self._stream.error).response()(scope, receive, send)
-            elif not self._stream.is_cancelled:
-                body = self._writer.whole(self._stream)
-                headers = [*_JSON, (b"content-length", b"%d" % len(body))]
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-                await send({"type": "http.response.body", "body": body})
-        finally:
-            self._stream.cancel()
-            watcher.cancel()
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async for batch in self._stream.batches():
+            for index, delta in batch:
+                self._writer.add(index, delta)
+        if self._stream.error is not None:
+            await refusal(self._stream.error).response()(scope, receive, send)
+        elif not self._stream.is_cancelled:
+            body = self._writer.whole(self._stream)
+            headers = [*_JSON, (b"content-length", b"%d" % len(body))]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
 
 
 async def _send_part(send: Send, body: bytes) -> None:
