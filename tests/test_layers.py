@@ -14,7 +14,26 @@ ROOT = Path(__file__).parent.parent
 ROOMS = {"engines": set(), "plugins": {"engines"}, "builder": {"engines", "plugins"}, "runtime": {"engines", "plugins"}}
 PASSPORTS = {  # library → where its import may stand
     "torch": {"builder"},
-    "onnx": {"builder", "plugins/paged_attention_onnx.py", "plugins/fused_sampling_onnx.py"},
+    "onnx": {
+        "builder",
+        "plugins/paged_attention_onnx.py",
+        "plugins/fused_sampling_onnx.py",
+        "plugins/stateful_sampling_onnx.py",
+        "plugins/collectives_onnx.py",
+    },
+    "triton": {
+        "builder/kernel_compiler.py",
+        "plugins/cache_codes.py",
+        "plugins/cache_write.py",
+        "plugins/decode_attention.py",
+        "plugins/prefill_attention.py",
+        "plugins/sampling_adjust.py",
+        "plugins/sampling_draw.py",
+        "plugins/sampling_logprobs.py",
+    },
+    "tensorrt": {"plugins/tensorrt_plugin.py", "builder/trt_builder.py"},
+    "tensorrt_rtx": {"builder/rtx_builder.py"},
+    "cuda": {"plugins/cubin.py"},
     "transformers": {"builder"},
     "gguf": {"builder"},
     "safetensors": {"builder"},
