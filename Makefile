@@ -1,5 +1,6 @@
 # One verb a line; each makes what it needs and is safe to run again.
 PYTHON ?= python3
+ENGINE ?= engines/recipes/smollm2-135m-rtx.toml
 RECIPE ?= engines/recipes/smollm2-135m-cpu.toml
 BUNDLE ?= engines/store/smollm2-135m-cpu
 PROMPT ?= What is the capital of France?
@@ -14,7 +15,7 @@ BIN   := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve build-engine test check bench clean
+.PHONY: help demo serve build-engine bundle test check bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -22,13 +23,16 @@ help: ## this list
 $(READY): pyproject.toml constraints.txt
 	@bash scripts/setup.sh $(PYTHON)
 
-build-engine: $(READY) ## build the demo's bundle (RECIPE=… for another)
+build-engine: $(READY) ## real TensorRT-RTX engines of the demo model, without a GPU (ENGINE=… for another recipe)
+	@$(BIN)/ostinato build $(ENGINE)
+
+bundle: $(READY) ## the demo's bundle for the CPU, which demo, serve and bench run (RECIPE=… for another)
 	@$(BIN)/ostinato build $(RECIPE)
 
-demo: build-engine ## a streamed chat answer (PROMPT="…")
+demo: bundle ## a streamed chat answer (PROMPT="…")
 	@$(BIN)/ostinato chat $(BUNDLE) --system "$$SYSTEM" --prompt "$$PROMPT" --greedy
 
-serve: build-engine ## the OpenAI-compatible server on 127.0.0.1 (PORT=8000)
+serve: bundle ## the OpenAI-compatible server on 127.0.0.1 (PORT=8000)
 	@$(BIN)/ostinato serve $(BUNDLE) --port $(PORT)
 
 test: $(READY) ## every test that needs no GPU
@@ -37,7 +41,7 @@ test: $(READY) ## every test that needs no GPU
 check: $(READY) ## format, lint, types
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy engines plugins builder runtime tests benchmarks
 
-bench: build-engine ## step times and the Python share of a step
+bench: bundle ## step times and the Python share of a step
 	@$(BIN)/python benchmarks/decode_step.py $(BUNDLE)
 
 clean: ## remove the environment and everything built

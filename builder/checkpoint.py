@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,25 @@ EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "mo
 
 
 @dataclass(frozen=True)
+class Part:
+    """Rows (axis 0) or columns (axis 1) of a tensor, from `start` up to `stop`; of q and k, whole heads."""
+
+    axis: int
+    start: int
+    stop: int
+
+
+class Read(Protocol):
+    """Reads one tensor, or only a part of it, as float32; nothing is kept."""
+
+    def __call__(self, name: str, part: Part | None = None) -> F32: ...
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """Weights as published, under the names that Hugging Face gives a Llama.
 
-    `shapes`: every tensor of the model and its shape. `read(name)`: that tensor in float32; nothing is kept.
+    `shapes`: every tensor of the model and its shape. `read`: takes no more memory than what it gives.
     `formats`: how each tensor is stored, such as "bfloat16" or "Q4_1".
     """
 
@@ -31,7 +47,7 @@ class Checkpoint:
     config: DecoderConfig
     shapes: Mapping[str, tuple[int, ...]]
     formats: Mapping[str, str]
-    read: Callable[[str], F32]
+    read: Read
     eos_ids: tuple[int, ...]
     bos_id: int | None
 
@@ -77,7 +93,7 @@ def _layer_sources(config: DecoderConfig, layer: int) -> list[tuple[str, tuple[s
     return sources
 
 
-def _source_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+def source_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """The shape that each checkpoint tensor must have."""
     sizes = config.sizes
     hidden, inner = sizes.hidden_size, sizes.intermediate_size
@@ -106,7 +122,7 @@ def _source_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 def check_tensors(checkpoint: Checkpoint) -> None:
     """Refuse missing, leftover or misshapen tensors, naming all of them."""
-    wanted = _source_shapes(checkpoint.config)
+    wanted = source_shapes(checkpoint.config)
     found = dict(checkpoint.shapes)
     if checkpoint.config.tied and HEAD in found:
         _check_tied_head(checkpoint)
@@ -135,14 +151,3 @@ def _check_tied_head(checkpoint: Checkpoint) -> None:
             f"{checkpoint.path} says that the head is tied to the embedding, but holds another {HEAD}: "
             "set tie_word_embeddings to false, or remove that tensor"
         )
-
-
-def read_parameter(checkpoint: Checkpoint, tensors: tuple[str, ...]) -> F32:
-    """The stacked float32 tensor of one decoder parameter; refuses NaN and infinity."""
-    parts = []
-    for name in tensors:
-        part = checkpoint.read(name)
-        if not np.isfinite(part).all():
-            raise CheckpointError(f"{checkpoint.path}: {name} holds NaN or infinity: publish sound weights")
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=0)

@@ -13,12 +13,13 @@ from ostinato.engines.bundle import STORE, Bundle, open_bundle
 from ostinato.engines.errors import BuildError
 from ostinato.engines.recipe import Recipe, read_recipe
 
+from .build_cache import BuildCache
 from .bundle_process import BundleProcess
+from .lock import lock_of, lock_path, read_pins, write_lock
 from .pipeline import build as build_bundle
 from .pipeline import read_checkpoint
 from .progress import ConsoleProgress
 from .prompts import QUESTIONS
-from .reference import chat_prompts, load_reference
 from .source import resolve_source
 from .verdict_report import save_verdict, verdict_table
 from .verify import NUM_TOKENS, Verdict, schedules_for
@@ -26,21 +27,55 @@ from .verify import verify as verify_bundle
 
 
 def build(argv: list[str]) -> int:
-    """`ostinato build RECIPE [--set key=value …] [--out FOLDER] [--force]`; 0 when the bundle is there."""
+    """`ostinato build RECIPE [--set key=value …] [--out FOLDER] [--force] …`; 0 when the bundle is there."""
     parser = argparse.ArgumentParser(prog="ostinato build", description="Build a bundle from a recipe.")
     _add_recipe(parser)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to put it (default: engines/store/NAME)")
     parser.add_argument("--force", action="store_true", help="build even if the same bundle is already there")
+    parser.add_argument(
+        "--no-cache", action="store_true", help="neither take the bundle from the build cache nor add it"
+    )
+    parser.add_argument(
+        "--max-build-memory", type=_bytes, metavar="BYTES", help="host memory for building engines, such as 2GiB"
+    )
+    locking = parser.add_mutually_exclusive_group()
+    locking.add_argument("--lock", action="store_true", help="write what the build was made of beside the recipe")
+    locking.add_argument("--locked", action="store_true", help="refuse to build anything else than was locked")
     arguments = parser.parse_args(argv)
     recipe = read_recipe(arguments.recipe, arguments.set)
     out = arguments.out or STORE / recipe.name
     console = Console()
     with ConsoleProgress(console).shown() as progress:
-        built = build_bundle(recipe, out, progress, force=arguments.force)
+        built = build_bundle(
+            recipe,
+            out,
+            progress,
+            force=arguments.force,
+            max_build_memory=arguments.max_build_memory,
+            bundles=None if arguments.no_cache else BuildCache(),
+            pins=read_pins(lock_path(arguments.recipe)) if arguments.locked else None,
+        )
     if built.is_reused:
         console.print(f"{out} already holds this bundle: nothing to do (--force builds it again)", highlight=False)
+    elif built.is_cached:
+        console.print(f"{out} comes from the build cache (--force builds it again)", highlight=False)
+    if arguments.lock:
+        write_lock(lock_path(arguments.recipe), lock_of(built.ingredients, built.bundle.manifest))
     console.print(_summary(built.bundle))
     return 0
+
+
+def _bytes(text: str) -> int:
+    """A count of bytes, with KiB, MiB or GiB behind it or not."""
+    units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    number, unit = (text[:-3], units[text[-3:]]) if text[-3:] in units else (text, 1)
+    try:
+        count = int(float(number) * unit)
+    except (ValueError, OverflowError):
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: give bytes, or KiB, MiB or GiB, such as 2GiB")
+    return count
 
 
 def verify(argv: list[str]) -> int:
@@ -77,6 +112,8 @@ def _verify(recipe: Recipe, bundle: Bundle, num_prompts: int, progress: ConsoleP
             f"{bundle.path} has weights and KV cache in {' and '.join(found)}, the recipe says {' and '.join(wanted)}: "
             "build it again, or give --bundle or --set"
         )
+    from .reference import chat_prompts, load_reference  # transformers: `build` does without
+
     progress.stage("reference")
     reference = load_reference(read_checkpoint(resolve_source(recipe.checkpoint, recipe.sha256)))
     room = manifest.limits.max_context - NUM_TOKENS

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, TokenType, quants
+from gguf import GGML_QUANT_SIZES, GGUFReader, ReaderTensor, TokenType, quants
 
 from ostinato.engines.errors import CheckpointError
 from ostinato.engines.sizes import ModelSizes
 
-from .checkpoint import EMBEDDING, F32, FINAL_NORM, HEAD, Checkpoint
+from .checkpoint import EMBEDDING, F32, FINAL_NORM, HEAD, Checkpoint, Part
 from .config import DecoderConfig, Rope
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -44,13 +44,14 @@ def read_gguf(path: Path) -> Checkpoint:
     tensors = {_hf_name(tensor.name): tensor for tensor in reader.tensors}
     divisors = tensors.pop(_ROPE_DIVISORS, None)
     config = _config(fields, set(tensors), path, () if divisors is None else tuple(map(float, divisors.data)))
-    heads = {"q_proj": config.sizes.num_q_heads, "k_proj": config.sizes.num_kv_heads}
 
-    def read(name: str) -> F32:
-        tensor = tensors[name]
-        array: F32 = quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
-        module = name.split(".")[-2]
-        return unpaired(array, heads[module]) if _paired(fields) and module in heads else array
+    def read(name: str, part: Part | None = None) -> F32:
+        array = _dequantized(tensors[name], part)
+        if not _paired(fields) or name.split(".")[-2] not in ("q_proj", "k_proj"):
+            return array
+        head_size = config.sizes.head_size
+        assert part is None or part.axis or part.start % head_size == part.stop % head_size == 0, "whole heads only"
+        return unpaired(array, len(array) // head_size)
 
     return Checkpoint(
         path=path,
@@ -61,6 +62,21 @@ def read_gguf(path: Path) -> Checkpoint:
         eos_ids=_eos_ids(fields),
         bos_id=fields.get("tokenizer.ggml.bos_token_id"),
     )
+
+
+def _dequantized(tensor: ReaderTensor, part: Part | None) -> F32:
+    """A tensor, or a part of it, in float32; of columns, only the quantized blocks that hold them are read."""
+    data, start, stop = tensor.data, 0, None
+    if part is not None and part.axis < data.ndim - 1:
+        data = data[part.start : part.stop]
+    elif part is not None:
+        numbers, size = GGML_QUANT_SIZES[tensor.tensor_type]  # in a block, and its bytes
+        size = size // data.itemsize  # plain numbers are kept as such, quantized blocks as bytes
+        first, last = part.start // numbers, -(-part.stop // numbers)
+        data = data[..., first * size : last * size]
+        start, stop = part.start - first * numbers, part.stop - first * numbers
+    array: F32 = quants.dequantize(data, tensor.tensor_type).astype(np.float32, copy=False)
+    return array[..., start:stop]
 
 
 def unpaired(array: F32, num_heads: int) -> F32:

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from ostinato.engines.errors import CheckpointError
 
-from .checkpoint import F32, Checkpoint
+from .checkpoint import F32, Checkpoint, Part
 from .hf_config import config_from_hf
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -37,9 +37,10 @@ def read_hf_folder(folder: Path) -> Checkpoint:
                     )
                 shapes[name], formats[name] = tuple(part.get_shape()), _FLOATS[part.get_dtype()]
 
-    def read(name: str) -> F32:
-        with safe_open(files[name], framework="pt") as tensors:
-            array: F32 = tensors.get_tensor(name).float().numpy()
+    def read(name: str, part: Part | None = None) -> F32:
+        with safe_open(files[name], framework="pt") as tensors:  # maps the file: only pages that are touched load
+            stored = tensors.get_slice(name)[_index(part)] if part else tensors.get_tensor(name)
+            array: F32 = stored.float().numpy()
         return array
 
     return Checkpoint(
@@ -51,6 +52,10 @@ def read_hf_folder(folder: Path) -> Checkpoint:
         eos_ids=_eos_ids(folder, config, generation, tokenizer),
         bos_id=_bos_id(folder, config, tokenizer),
     )
+
+
+def _index(part: Part) -> tuple[slice, ...]:
+    return (*(slice(None),) * part.axis, slice(part.start, part.stop))
 
 
 def _table(path: Path) -> dict[str, Any]:

@@ -2,64 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ostinato.engines.io_table import SAMPLING_INPUTS, STEP_INPUTS
+from ostinato.engines.io_table import step_inputs
+from ostinato.engines.shards import WHOLE, Shard
 
 from .config import DecoderConfig, frequency_divisors
-
-# Where the step's inputs stand in the one flat list of graph inputs.
-_NUM_STEP = len(STEP_INPUTS)
-_NUM_SAMPLING = len(SAMPLING_INPUTS)
+from .shard import shard_sizes, vocab_rows
 
 
 class Decoder(nn.Module):  # type: ignore[misc]
-    """Packed tokens in, sampled tokens out, in the order of `engines.io_table`.
+    """One rank's decoder: packed tokens in, sampled tokens out, in the order of `engines.io_table.rank_inputs`.
 
-    Parameters are named as `checkpoint.weight_sources` names them; `rope_cos` and `rope_sin` are
-    [rows, head_size] f32 tables, of which one step takes its rows once for all layers.
+    Stages before the last give the hidden state instead, and stages after the first take it. Parameters are named
+    as `checkpoint.weight_sources` names them; `rope_cos` and `rope_sin` are [rows, head_size] f32 tables, of which one
+    step takes its rows once for all layers. `embedding.first_id`, where slices share the vocabulary, is the id of the
+    table's first row: the one number in which the graphs of a stage differ.
     """
 
-    def __init__(self, config: DecoderConfig, rope_rows: int) -> None:
+    def __init__(self, config: DecoderConfig, rope_rows: int, shard: Shard = WHOLE) -> None:
         super().__init__()
-        sizes = config.sizes
-        self.embedding = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(sizes.num_layers))
-        self.final_norm = nn.RMSNorm(sizes.hidden_size, config.rms_eps)
-        if not config.tied:
-            self.head = nn.Linear(sizes.hidden_size, sizes.vocab_size, bias=False)
+        self.whole, self.shard = config.sizes, shard
+        own = replace(config, sizes=shard_sizes(config.sizes, shard))
+        hidden, rows = config.sizes.hidden_size, vocab_rows(config.sizes, shard)
         self.tied = config.tied
-        self.register_buffer("rope_cos", torch.empty(rope_rows, sizes.head_size))
-        self.register_buffer("rope_sin", torch.empty(rope_rows, sizes.head_size))
+        if shard.is_first_stage or (shard.is_last_stage and config.tied):
+            self.embedding = nn.Embedding(rows, hidden)
+        if shard.is_first_stage and shard.tensor_parallel > 1:
+            self.embedding.register_buffer("first_id", torch.empty((), dtype=torch.int32))
+        layers = shard.layers(config.sizes.num_layers)
+        self.layers = nn.ModuleDict({str(number): Layer(own, shard.tensor_parallel) for number in layers})
+        if shard.is_last_stage:
+            self.final_norm = nn.RMSNorm(hidden, config.rms_eps)
+        if shard.is_last_stage and not config.tied:
+            self.head = nn.Linear(hidden, rows, bias=False)
+        self.register_buffer("rope_cos", torch.empty(rope_rows, config.sizes.head_size))
+        self.register_buffer("rope_sin", torch.empty(rope_rows, config.sizes.head_size))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        input_ids, positions, *paging, logits_indices = inputs[:_NUM_STEP]
-        caches = inputs[_NUM_STEP:-_NUM_SAMPLING]
-        hidden = self.embedding(input_ids)  # [T, hidden]
+        names = [tensor.name for tensor in step_inputs(self.whole, self.shard)]
+        step = dict(zip(names, inputs, strict=False))
+        first_cache, first_sampling = len(step), len(step) + 2 * len(self.layers)
+        caches, sampling = inputs[first_cache:first_sampling], inputs[first_sampling:]
+        hidden = self._embedded(step["input_ids"]) if self.shard.is_first_stage else step["hidden_in"]  # [T, hidden]
         # One row of angles a token, broadcast over heads: [T, 1, 1, head]. With this fourth axis, CPU compilers
         # know a rotary embedding when they see one, and make it one node.
-        cos = nn.functional.embedding(positions, self.rope_cos)[:, None, None]
-        sin = nn.functional.embedding(positions, self.rope_sin)[:, None, None]
+        cos = nn.functional.embedding(step["positions"], self.rope_cos)[:, None, None]
+        sin = nn.functional.embedding(step["positions"], self.rope_sin)[:, None, None]
+        paging = tuple(step[name] for name in ("slot_mapping", "query_starts", "context_lens", "block_tables"))
         written: list[Tensor] = []
-        for layer, key_cache, value_cache in zip(self.layers, caches[::2], caches[1::2], strict=True):
-            hidden, new_keys, new_values = layer(hidden, (cos, sin), (key_cache, value_cache), tuple(paging))
+        for layer, key_cache, value_cache in zip(self.layers.values(), caches[::2], caches[1::2], strict=True):
+            hidden, new_keys, new_values = layer(hidden, (cos, sin), (key_cache, value_cache), paging)
             written += [new_keys, new_values]
+        if not self.shard.is_last_stage:
+            return (hidden, *written)
         # Logits only where a token is drawn; `embedding` exports as one Gather, plain indexing as three nodes.
-        sampled = nn.functional.embedding(logits_indices, hidden)  # [S, hidden]
+        sampled = nn.functional.embedding(step["logits_indices"], hidden)  # [S, hidden]
+        return (*fused_sampling(self._logits(sampled), sampling), *written)
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """[T, hidden]. A rank gives zeros for ids that another one holds, so that the sum is the embedding."""
+        if self.shard.tensor_parallel == 1:
+            return self.embedding(ids)
+        rows = ids - self.embedding.first_id
+        nearest = rows.clamp(0, self.embedding.num_embeddings - 1)
+        own = torch.where((nearest == rows)[:, None], self.embedding(nearest), 0.0)
+        return all_reduce(own, self.shard.tensor_parallel)
+
+    def _logits(self, sampled: Tensor) -> Tensor:
+        """[S, hidden] → [S, V]: every rank's logits side by side, without the rows that fill up the last ranks."""
         head = self.embedding.weight if self.tied else self.head.weight
-        logits = nn.functional.linear(self.final_norm(sampled), head)  # [S, V]
-        return (*fused_sampling(logits, inputs[-_NUM_SAMPLING:]), *written)
+        logits = nn.functional.linear(self.final_norm(sampled), head)  # [S, rows]
+        if self.shard.tensor_parallel == 1:
+            return logits
+        gathered = all_gather(logits[None], self.shard.tensor_parallel)  # [ranks, S, rows]
+        return gathered.transpose(0, 1).flatten(1)[:, : self.whole.vocab_size]
 
 
 class Layer(nn.Module):  # type: ignore[misc]
-    """One decoder layer; q, k, v are one matrix, gate and up another, to keep the nodes of a step few."""
+    """One decoder layer; q, k, v are one matrix, gate and up another, to keep the nodes of a step few.
 
-    def __init__(self, config: DecoderConfig) -> None:
+    `config`: with the sizes of one rank. Its heads and its share of the MLP give one summand of the output each.
+    """
+
+    def __init__(self, config: DecoderConfig, tensor_parallel: int) -> None:
         super().__init__()
         sizes = config.sizes
+        self.tensor_parallel = tensor_parallel
         self.config = config
         self.q_width = sizes.num_q_heads * sizes.head_size
         self.kv_width = sizes.num_kv_heads * sizes.head_size
@@ -82,9 +116,10 @@ class Layer(nn.Module):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = self._rotated(self.qkv(self.attention_norm(hidden)), angles)
         attended, new_keys, new_values = paged_attention((query, key, value), caches, paging, self.config)
-        hidden = hidden + self.attention_out(attended)
+        hidden = hidden + all_reduce(self.attention_out(attended), self.tensor_parallel)
         gate, up = self.gate_up(self.mlp_norm(hidden)).split(self.config.sizes.intermediate_size, -1)
-        return hidden + self.down(nn.functional.silu(gate) * up), new_keys, new_values
+        summand = self.down(nn.functional.silu(gate) * up)
+        return hidden + all_reduce(summand, self.tensor_parallel), new_keys, new_values
 
     def _rotated(self, qkv: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Split into q, k, v and turn q and k; together where no norm stands between, to halve the nodes."""
@@ -148,6 +183,22 @@ def fused_sampling(logits: Tensor, sampling: tuple[Tensor, ...]) -> tuple[Tensor
         version=1,
     )
     return tuple(outputs)
+
+
+def all_reduce(summand: Tensor, ranks: int) -> Tensor:
+    """One `ostinato::AllReduce` node where there are several ranks."""
+    return summand if ranks == 1 else _collective("AllReduce", summand, ranks, summand.shape)
+
+
+def all_gather(own: Tensor, ranks: int) -> Tensor:
+    """One `ostinato::AllGather` node: [1, ...] → [ranks, ...]."""
+    return _collective("AllGather", own, ranks, (ranks, *own.shape[1:]))
+
+
+def _collective(operator: str, own: Tensor, ranks: int, shape: Sequence[Any]) -> Tensor:
+    return torch.onnx.ops.symbolic(
+        f"ostinato::{operator}", (own,), {"group_size": ranks}, dtype=own.dtype, shape=shape, version=1
+    )
 
 
 def rope_tables(config: DecoderConfig, rows: int) -> tuple[Tensor, Tensor]:

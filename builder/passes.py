@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 import onnxscript.optimizer
 
-from ostinato.engines.io_table import Tensor
+from ostinato.engines.io_table import Dim, Tensor
 
 DOMAIN = "ostinato"
 LOGITS = "logits"
@@ -29,6 +29,24 @@ def name_interface(model: ir.Model, inputs: Sequence[Tensor], outputs: Sequence[
         value.name = tensor.name
         _set_symbols(value, tensor)
     return model
+
+
+def named_shapes(model: ir.Model, inputs: Sequence[Tensor]) -> dict[ir.Value, ir.Shape]:
+    """Shapes of every inner value in the I/O table's symbols, asked before `name_interface`; set again after names.
+
+    The exporter has symbols of its own, one an input axis: the first input that an axis comes from names it.
+    """
+    symbols: dict[str, Dim] = {}
+    for value, tensor in zip(model.graph.inputs, inputs, strict=False):
+        for found, size in zip(value.shape, tensor.shape, strict=True):
+            if not isinstance(found, int):
+                symbols.setdefault(str(found), size)
+    return {
+        value: ir.Shape([size if isinstance(size, int) else symbols.get(str(size), str(size)) for size in value.shape])
+        for node in model.graph
+        for value in node.outputs
+        if value.shape is not None
+    }
 
 
 def _set_symbols(value: ir.Value, tensor: Tensor) -> None:
@@ -79,10 +97,13 @@ def drop_notes(model: ir.Model) -> ir.Model:
 
 
 def attach_functions(model: ir.Model, functions: Iterable[onnx.FunctionProto]) -> ir.Model:
-    """Put the body of every custom operator into the model: it then runs wherever standard operators do."""
+    """Put the body of every custom operator that the graph uses into it: it then runs wherever standard ones do."""
     model.functions.clear()
+    used = {(node.domain, node.op_type) for node in model.graph}
     for proto in functions:
         function = ir.serde.deserialize_function(proto)
+        if (function.domain, function.name) not in used:
+            continue
         model.functions[function.identifier()] = function
         model.opset_imports[function.domain] = 1
     return model

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ostinato.engines.bundle import Bundle, list_files, open_bundle, publish, unfinished_bundle
+from ostinato.engines.bundle import Bundle, list_files, open_bundle, publish, put_in_place, unfinished_bundle
 from ostinato.engines.errors import BuildError, BundleError
-from ostinato.engines.io_table import engine_inputs, engine_outputs
-from ostinato.engines.manifest import FILE_NAME, Manifest, manifest_from_json
-from ostinato.engines.recipe import Recipe
+from ostinato.engines.io_table import QUANTIZED_CACHES, SCALE_BYTES
+from ostinato.engines.manifest import FILE_NAME, Manifest, read_manifest
+from ostinato.engines.program import DTYPE_BYTES
+from ostinato.engines.recipe import GPU_TARGETS, Recipe
 from ostinato.engines.sizes import ModelSizes
-from ostinato.plugins.fused_sampling_onnx import fused_sampling_function
-from ostinato.plugins.paged_attention_onnx import paged_attention_function
+from ostinato.plugins.source_digest import source_digest
 
-from . import passes
-from .checkpoint import Checkpoint, check_tensors, weight_sources
-from .export import onnx_from_config
+from .build_cache import BuildCache
+from .checkpoint import Checkpoint, check_tensors
 from .gguf_checkpoint import read_gguf
 from .hf_checkpoint import read_hf_folder
-from .identity import bundle_identity, toolchain_versions
-from .quantize import precision_notes, store_weights
+from .identity import Ingredients, ingredients_of, toolchain_versions
+from .lock import Pins
+from .memory_plan import memory_table
+from .rank_result import RankResult
 from .source import CACHE, resolve_source
 from .tokenizer_files import write_tokenizer
-from .weights import parameters_of, write_model
+from .trt_presence import require_library
 
-_CACHE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-_INT8_SCALE_BYTES = 8  # beside each head's slot: a float32 scale and zero point
+_CPU_SCALE_BYTES = 8  # beside each head's slot of an int8 cache: a float32 scale and zero point
 
 
 class Progress(Protocol):
@@ -42,53 +41,101 @@ class Progress(Protocol):
         """So much of the stage's total is done."""
         ...
 
+    def detail(self, text: str) -> None:
+        """What the stage is at, for whoever watches now."""
+        ...
+
 
 @dataclass(frozen=True)
 class Built:
-    """A bundle, and whether it was already there."""
+    """A bundle, what it was made of, and whether it was already there or in the build cache."""
 
     bundle: Bundle
-    is_reused: bool
+    ingredients: Ingredients
+    is_reused: bool = False
+    is_cached: bool = False
 
 
-def build(recipe: Recipe, out: Path, progress: Progress, *, force: bool = False, cache: Path = CACHE) -> Built:
+def build(
+    recipe: Recipe,
+    out: Path,
+    progress: Progress,
+    *,
+    force: bool = False,
+    cache: Path = CACHE,
+    max_build_memory: int | None = None,
+    bundles: BuildCache | None = None,
+    pins: Pins | None = None,
+) -> Built:
     """Build `recipe` into the folder `out`; a bundle of the same identity that is already there is left as it is.
 
+    `max_build_memory`: bytes of host memory that compiling engines may hold; more is refused before it is taken.
+    `bundles`: finished bundles to take this one from, or to add it to. `pins`: what the build must be made of.
     Raises RecipeError, CheckpointError, BuildError or BundleError; then `out` is as it was.
     """
     progress.stage("checkpoint")
     source = resolve_source(recipe.checkpoint, recipe.sha256, cache)
-    identity = bundle_identity(recipe, source)
-    if not force and (held := _held(out, identity)):
-        return Built(held, is_reused=True)
+    ingredients = ingredients_of(recipe, source)
+    if pins is not None:
+        pins.check_ingredients(ingredients)
+    if not force and (held := _held(out, ingredients.identity, pins)):
+        return Built(held, ingredients, is_reused=True)
     with unfinished_bundle(out) as folder:
-        checkpoint = read_checkpoint(source)
-        _check_fit(recipe, checkpoint)
-        rank = folder / "rank0"
-        rank.mkdir()
-        weight_bytes, notes = _write_rank(recipe, checkpoint, rank, progress)
-        progress.stage("tokenizer")
-        (folder / "tokenizer").mkdir()
-        write_tokenizer(source, folder / "tokenizer")
-        progress.stage("publish")
-        manifest = Manifest(
-            name=recipe.name,
-            target=recipe.target,
-            identity=identity,
-            hardware={"machine": platform.machine()},
-            weights=recipe.weights,
-            kv_cache=recipe.kv_cache,
-            sizes=checkpoint.config.sizes,
-            limits=recipe.limits,
-            eos_ids=checkpoint.eos_ids,
-            bos_id=checkpoint.bos_id,
-            weight_bytes=weight_bytes,
-            kv_bytes_per_block=kv_bytes_per_block(checkpoint.config.sizes, recipe),
-            toolchain=toolchain_versions(),
-            notes=notes,
-            files=list_files(folder),
-        )
-        return Built(publish(folder, out, manifest), is_reused=False)
+        if not force and bundles is not None and bundles.fetch(ingredients.identity, folder):
+            return Built(_placed(folder, out, pins), ingredients, is_cached=True)
+        manifest = _write(recipe, ingredients.identity, source, folder, progress, max_build_memory)
+        if pins is not None:
+            pins.check_graphs(manifest)
+        built = Built(publish(folder, out, manifest), ingredients)
+        if bundles is not None:
+            bundles.keep(built.bundle)
+        return built
+
+
+def _write(
+    recipe: Recipe, identity: str, source: Path, folder: Path, progress: Progress, max_build_memory: int | None
+) -> Manifest:
+    """Every file of the bundle but its manifest, which is returned."""
+    require_library(recipe.target)
+    checkpoint = read_checkpoint(source)
+    _check_fit(recipe, checkpoint)
+    from .ranks import write_ranks  # torch and ONNX: a bundle that is there needs neither
+
+    ranks = write_ranks(recipe, checkpoint, folder, progress, max_build_memory)
+    progress.stage("tokenizer")
+    (folder / "tokenizer").mkdir()
+    write_tokenizer(source, folder / "tokenizer")
+    progress.stage("publish")
+    return _manifest(recipe, identity, checkpoint, ranks, folder)
+
+
+def _manifest(
+    recipe: Recipe, identity: str, checkpoint: Checkpoint, ranks: tuple[RankResult, ...], folder: Path
+) -> Manifest:
+    sizes, is_gpu = checkpoint.config.sizes, recipe.target in GPU_TARGETS
+    return Manifest(
+        name=recipe.name,
+        target=recipe.target,
+        identity=identity,
+        hardware=ranks[0].hardware,
+        weights=recipe.weights,
+        kv_cache=recipe.kv_cache,
+        sizes=sizes,
+        limits=recipe.limits,
+        eos_ids=checkpoint.eos_ids,
+        bos_id=checkpoint.bos_id,
+        weight_bytes=sum(rank.weight_bytes for rank in ranks),
+        kv_bytes_per_block=kv_bytes_per_block(sizes, recipe),
+        toolchain=toolchain_versions(recipe.target) | dict(ranks[0].toolchain),
+        notes=tuple(dict.fromkeys(note for rank in ranks for note in rank.notes)),
+        files=list_files(folder),
+        compute_capabilities=recipe.compute_capabilities,
+        shards=recipe.shards,
+        tensorrt=recipe.tensorrt,
+        plugin_digest=source_digest() if is_gpu else "",
+        engines=tuple(rank.engines for rank in ranks) if is_gpu else (),
+        memory=memory_table(checkpoint.config, recipe) if is_gpu else None,
+    )
 
 
 def read_checkpoint(source: Path) -> Checkpoint:
@@ -96,26 +143,6 @@ def read_checkpoint(source: Path) -> Checkpoint:
     checkpoint = read_hf_folder(source) if source.is_dir() else read_gguf(source)
     check_tensors(checkpoint)
     return checkpoint
-
-
-def _write_rank(
-    recipe: Recipe, checkpoint: Checkpoint, folder: Path, progress: Progress
-) -> tuple[int, tuple[str, ...]]:
-    """Graph and weights of the one rank; returns the bytes of weights and notes on their precision."""
-    progress.stage("graph")
-    sizes, block_size = checkpoint.config.sizes, recipe.limits.block_size
-    rope_rows = recipe.limits.max_context
-    model = onnx_from_config(checkpoint.config, block_size, rope_rows)
-    progress.stage("passes")
-    model = passes.fold_constants(model)
-    model = passes.name_interface(model, engine_inputs(sizes, block_size), engine_outputs(sizes, block_size))
-    model = passes.name_values(model)
-    model = passes.drop_notes(model)
-    model = passes.attach_functions(model, [paged_attention_function(), fused_sampling_function()])
-    stored = store_weights(model, parameters_of(checkpoint, rope_rows), recipe.weights)
-    progress.stage("weights", sum(value.const_value.nbytes for value in stored.graph.initializers.values()))
-    notes = precision_notes(checkpoint, weight_sources(checkpoint.config), recipe.weights)
-    return write_model(stored, folder, progress.advance), notes
 
 
 def _check_fit(recipe: Recipe, checkpoint: Checkpoint) -> None:
@@ -129,19 +156,33 @@ def _check_fit(recipe: Recipe, checkpoint: Checkpoint) -> None:
 
 
 def kv_bytes_per_block(sizes: ModelSizes, recipe: Recipe) -> int:
-    """Bytes of one block of keys and values over all layers."""
-    slot = sizes.head_size * _CACHE_BYTES[recipe.kv_cache] + (_INT8_SCALE_BYTES if recipe.kv_cache == "int8" else 0)
-    return 2 * sizes.num_layers * sizes.num_kv_heads * recipe.limits.block_size * slot
+    """Bytes of one block of keys and values over all layers and ranks."""
+    slot = sizes.head_size * DTYPE_BYTES.get(recipe.kv_cache, 1)
+    if recipe.kv_cache in QUANTIZED_CACHES:
+        slot += SCALE_BYTES if recipe.target in GPU_TARGETS else _CPU_SCALE_BYTES
+    heads = sum(len(shard.kv_heads(sizes.num_kv_heads)) for shard in recipe.shards.all() if shard.is_first_stage)
+    return 2 * sizes.num_layers * heads * recipe.limits.block_size * slot
 
 
-def _held(out: Path, identity: str) -> Bundle | None:
+def _held(out: Path, identity: str, pins: Pins | None) -> Bundle | None:
     """The whole bundle of that identity at `out`, or None."""
-    path = out / FILE_NAME
-    if not path.is_file():
+    if not (out / FILE_NAME).is_file():
         return None
     try:
-        if manifest_from_json(path.read_text(), path).identity == identity:
-            return open_bundle(out)
+        if read_manifest(out / FILE_NAME).identity != identity:
+            return None
+        held = open_bundle(out)
     except BundleError:  # stale or damaged: build it again
         return None
-    return None
+    if pins is not None:
+        pins.check_graphs(held.manifest)
+    return held
+
+
+def _placed(folder: Path, out: Path, pins: Pins | None) -> Bundle:
+    """Publish what the build cache gave: whole, and checked."""
+    manifest = read_manifest(folder / FILE_NAME)
+    if pins is not None:
+        pins.check_graphs(manifest)
+    put_in_place(folder, out)
+    return Bundle(out, manifest)

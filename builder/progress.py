@@ -1,4 +1,4 @@
-"""How a build shows itself: one line a stage with its time, and a bar while a stage has bytes to count (offline)."""
+"""How a build shows itself: one line a stage with its time, and a bar while a stage runs (offline)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 
 
@@ -17,7 +17,12 @@ class ConsoleProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bar = Bar(
-            TextColumn("{task.description:>12}"), BarColumn(), DownloadColumn(), console=console, transient=True
+            TextColumn("{task.description:>12}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[detail]}"),
+            console=console,
+            transient=True,
         )
         self._task: TaskID | None = None
         self._name = ""
@@ -26,11 +31,16 @@ class ConsoleProgress:
     def stage(self, name: str, total_bytes: int = 0) -> None:
         self.finish()
         self._name, self._began = name, time.perf_counter()
-        self._task = self._bar.add_task(name, total=total_bytes or None)
+        self._task = self._bar.add_task(name, total=total_bytes or None, detail="")
 
     def advance(self, num_bytes: int) -> None:
         assert self._task is not None, "advance comes after stage"
         self._bar.advance(self._task, num_bytes)
+
+    def detail(self, text: str) -> None:
+        """Drawn beside the bar while it is; not printed."""
+        assert self._task is not None, "detail comes after stage"
+        self._bar.update(self._task, detail=text)
 
     def finish(self) -> None:
         """Print the running stage as done."""

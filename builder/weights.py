@@ -7,11 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .checkpoint import F32, Checkpoint, read_parameter, weight_sources
+from ostinato.engines.errors import CheckpointError
+from ostinato.engines.shards import WHOLE, Shard
+
+from .checkpoint import F32, Checkpoint
 from .model import rope_tables
+from .shard import ParameterSlice, weight_slices
 
 MODEL_FILE, WEIGHT_FILE = "model.onnx", "weights.bin"
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
@@ -20,15 +25,34 @@ _INLINE_BYTES = 1024  # smaller tensors stay in the graph file
 Parameters = Mapping[str, Callable[[], F32]]
 
 
-def parameters_of(checkpoint: Checkpoint, rope_rows: int) -> Parameters:
-    """Every parameter of the decoder by name, as a function that makes it in float32."""
+def parameters_of(checkpoint: Checkpoint, rope_rows: int, shard: Shard = WHOLE) -> Parameters:
+    """Every parameter of a rank's decoder by name, as a function that makes it in float32.
+
+    Only what the rank holds of a tensor is read. Raises BuildError where the model can't be cut so.
+    """
     made: dict[str, Callable[[], F32]] = {
-        name: partial(read_parameter, checkpoint, tensors)
-        for name, tensors in weight_sources(checkpoint.config).items()
+        name: partial(read_parameter, checkpoint, part)
+        for name, part in weight_slices(checkpoint.config, shard).items()
     }
     for index, name in enumerate(("rope_cos", "rope_sin")):
         made[name] = partial(_rope_table, checkpoint, rope_rows, index)
     return made
+
+
+def read_parameter(checkpoint: Checkpoint, wanted: ParameterSlice) -> F32:
+    """One parameter in float32; refuses NaN and infinity in what it reads."""
+    whole: F32 | None = None
+    begin = 0
+    for name, part in wanted.sources:
+        read = checkpoint.read(name, part)
+        if not np.isfinite(read).all():
+            raise CheckpointError(f"{checkpoint.path}: {name} holds NaN or infinity: publish sound weights")
+        if read.shape == wanted.shape:
+            return read
+        whole = np.zeros(wanted.shape, np.float32) if whole is None else whole
+        whole[begin : begin + len(read)] = read
+        begin += len(read)
+    return np.zeros(wanted.shape, np.float32) if whole is None else whole
 
 
 def _rope_table(checkpoint: Checkpoint, rows: int, index: int) -> F32:

@@ -3,25 +3,32 @@
 NAME/
   manifest.json     what it is, what it needs, a digest of every other file
   tokenizer/        tokenizer.json, tokenizer_config.json
-  rank0/            model.onnx, weights.bin   (one folder a rank)
+  rank0/            one folder a rank. cpu: model.onnx, weights.bin; GPU targets: engines, kernels, program.json
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import BundleError
-from .manifest import FILE_NAME, FileDigest, Manifest, file_digest, manifest_from_json
+from .fit import check_architecture
+from .json_record import bounded_text
+from .manifest import FILE_NAME, FileDigest, Manifest, file_digest, read_manifest
+from .program import FILE_NAME as PROGRAM
+from .program import Program, program_from_json
 
 STORE = Path(__file__).parent / "store"
 _UNFINISHED = ".building-"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -38,9 +45,19 @@ class Bundle:
     def rank_dir(self, rank: int = 0) -> Path:
         return self.path / f"rank{rank}"
 
+    def program(self, rank: int = 0) -> Program:
+        """What the rank does in a step; GPU targets only. Raises BundleError if it does not read as a program."""
+        path = self.rank_dir(rank) / PROGRAM
+        return program_from_json(bounded_text(path), path)
 
-def open_bundle(path: Path, *, verify_digests: bool = True) -> Bundle:
-    """Open a bundle, checking that every file is whole and that this machine fits.
+
+def open_bundle(path: Path, *, verify_digests: bool = True, any_machine: bool = False) -> Bundle:
+    """Open a bundle, checking that every file is whole, that there is no other, and that this kind of processor fits
+    (unless `any_machine`); `engines.fit` says whether the GPU does.
+
+    A file that the manifest does not list is refused, wherever it lies: loaders find tokenizer files and kernels by
+    name, so a stray one could be taken for the bundle's own. So is everything that is neither file nor folder, links
+    included: they could lead out of the bundle.
 
     Raises BundleError that says what was found, what is needed and what to run.
     """
@@ -49,33 +66,96 @@ def open_bundle(path: Path, *, verify_digests: bool = True) -> Bundle:
         raise BundleError(f"no bundle at {path}: build one with `ostinato build RECIPE --out {path}`")
     if not manifest_path.is_file():
         raise BundleError(f"{path} has no {FILE_NAME}, so it is no finished bundle: build it again")
-    manifest = manifest_from_json(manifest_path.read_text(), manifest_path)
-    _check_machine(manifest)
-    for name, expected in manifest.files.items():
-        _check_file(path / name, expected, verify_digests)
+    manifest = read_manifest(manifest_path)
+    if not any_machine:
+        check_architecture(manifest, platform.machine())
+    found = _files_in(path)
+    _check_ranks(path, manifest)
+    for name in sorted(manifest.files):
+        if name not in found:
+            raise BundleError(f"{path / name} is missing: build the bundle again")
+    if strangers := sorted(found - set(manifest.files) - {FILE_NAME}):
+        raise BundleError(
+            f"{path} holds {len(strangers)} files that its manifest does not list, such as {strangers[0]!r}: remove "
+            "them, or build the bundle again"
+        )
+    for name in sorted(manifest.files):
+        _check_file(path, name, manifest.files, verify_digests)
     return Bundle(path, manifest)
 
 
-def _check_machine(manifest: Manifest) -> None:
-    wanted, found = manifest.hardware.get("machine"), platform.machine()
-    if wanted and wanted != found:
-        raise BundleError(f"the bundle was built for {wanted}, this machine is {found}: build it here")
+def _files_in(path: Path) -> set[str]:
+    """Relative paths of all files, found without following a link."""
+    found = set()
+    try:
+        for folder, folders, names in os.walk(path, onerror=_raise):
+            for name in (*folders, *names):
+                entry = Path(folder, name)
+                kind = entry.lstat().st_mode
+                if stat.S_ISREG(kind):
+                    found.add(entry.relative_to(path).as_posix())
+                elif not stat.S_ISDIR(kind):
+                    raise BundleError(
+                        f"{entry} is a link or a special file, wanted are plain files: build the bundle again"
+                    )
+    except OSError as error:
+        raise BundleError(f"{path} can't be read ({error}): build the bundle again") from None
+    return found
 
 
-def _check_file(path: Path, expected: FileDigest, verify_digest: bool) -> None:
-    if not path.is_file():
-        raise BundleError(f"{path} is missing: build the bundle again")
-    if path.stat().st_size != expected.size_bytes:
-        raise BundleError(
-            f"{path} has {path.stat().st_size} bytes, the manifest says {expected.size_bytes}: build the bundle again"
-        )
-    if verify_digest and (found := file_digest(path).sha256) != expected.sha256:
-        raise BundleError(f"{path} has digest {found}, the manifest says {expected.sha256}: build the bundle again")
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _check_ranks(path: Path, manifest: Manifest) -> None:
+    """Every rank has files in the manifest and a folder on disk."""
+    num_ranks = manifest.shards.num_ranks
+    listed = {name.partition("/")[0] for name in manifest.files}
+    for rank in range(num_ranks):
+        if f"rank{rank}" not in listed:
+            raise BundleError(
+                f"{path / FILE_NAME} lists no file of rank {rank}, the bundle is for {num_ranks} ranks: build it again"
+            )
+        if not (path / f"rank{rank}").is_dir():
+            raise BundleError(
+                f"{path} has no folder rank{rank}, the bundle is for {num_ranks} ranks: copy that folder too, or build "
+                "the bundle again"
+            )
+
+
+def _check_file(path: Path, name: str, files: Mapping[str, FileDigest], verify_digest: bool) -> None:
+    file, expected = path / name, files[name]
+    try:
+        if (size := file.stat().st_size) != expected.size_bytes:
+            raise BundleError(
+                f"{file} has {size} bytes, the manifest says {expected.size_bytes}{_owner(file, name, files)}: "
+                "build the bundle again"
+            )
+        if verify_digest and (found := file_digest(file).sha256) != expected.sha256:
+            raise BundleError(
+                f"{file} has digest {found}, the manifest says {expected.sha256}{_owner(file, name, files)}: "
+                "build the bundle again"
+            )
+    except OSError as error:
+        raise BundleError(f"{file} can't be read ({error}): build the bundle again") from None
+
+
+def _owner(file: Path, name: str, files: Mapping[str, FileDigest]) -> str:
+    """Which file of the bundle really lies there, if it is another one: rank folders are easily swapped."""
+    size = file.stat().st_size
+    if not any(other.size_bytes == size for other in files.values()):
+        return ""
+    digest = file_digest(file)
+    owners = sorted(other for other, expected in files.items() if expected == digest)
+    return f" (it is {owners[0]}, wanted is {name}: were folders swapped?)" if owners else ""
 
 
 @contextmanager
 def unfinished_bundle(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`, under a lock that refuses a second builder; removed unless it was published."""
+    """A temporary folder beside `path`, under a lock that refuses a second builder; removed unless it was published.
+
+    Raises BundleError if another builder holds the lock, or if the disk is full; `path` is then as it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock_path = path.parent / f".{path.name}.lock"
     with lock_path.open("w") as lock:
@@ -85,10 +165,17 @@ def unfinished_bundle(path: Path) -> Iterator[Path]:
             raise BundleError(f"another build of {path} is running (it holds {lock_path}): wait for it") from None
         # We hold the lock, so whatever a killed build left beside it is nobody's.
         folder = path.parent / f"{_UNFINISHED}{path.name}"
+        _restore(path)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         try:
             yield folder
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise BundleError(
+                f"no room to write {path} ({error.strerror}): free some, or give another --out; nothing was left there"
+            ) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -100,22 +187,39 @@ def list_files(folder: Path) -> dict[str, FileDigest]:
 
 
 def publish(folder: Path, path: Path, manifest: Manifest) -> Bundle:
-    """Write the manifest last, flush everything to disk, and put the folder in place with one rename."""
+    """Write the manifest last, then put the folder in place."""
     (folder / FILE_NAME).write_text(manifest.to_json())
+    put_in_place(folder, path)
+    return Bundle(path, manifest)
+
+
+def put_in_place(folder: Path, path: Path) -> None:
+    """Flush everything to disk, then one rename; a bundle that is there already is replaced."""
     for file in [*folder.rglob("*"), folder]:
         _flush(file)
     if path.exists():
         if not (path / FILE_NAME).is_file():
             raise BundleError(f"{path} exists and is no bundle: give another --out, or remove it")
-        old = path.parent / f"{_UNFINISHED}{path.name}.old"
-        shutil.rmtree(old, ignore_errors=True)
+        old = _replaced(path)
         path.rename(old)
         folder.rename(path)
         shutil.rmtree(old)
     else:
         folder.rename(path)
     _flush(path.parent)
-    return Bundle(path, manifest)
+
+
+def _replaced(path: Path) -> Path:
+    """Where the bundle at `path` waits while a new one takes its place."""
+    return path.parent / f"{_UNFINISHED}{path.name}.old"
+
+
+def _restore(path: Path) -> None:
+    """Put back a bundle that was set aside by a build that was killed before the new one was in place."""
+    old = _replaced(path)
+    if old.exists() and not path.exists():
+        old.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
-from .bundle import open_bundle
+from .bundle import Bundle, open_bundle
+from .inspect_engines import engine_rows, size_text
 from .manifest import Manifest
+from .tensorrt_options import PLAIN
 
-_MIB = 2**20
+Row = tuple[str, str]
 
 
 def inspect(argv: list[str]) -> int:
@@ -18,35 +21,74 @@ def inspect(argv: list[str]) -> int:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--json", action="store_true", help="print the manifest as it is")
     arguments = parser.parse_args(argv)
-    manifest = open_bundle(arguments.bundle).manifest
-    print(manifest.to_json() if arguments.json else describe(manifest), end="")
+    bundle = open_bundle(arguments.bundle)
+    print(bundle.manifest.to_json() if arguments.json else describe(bundle), end="")
     return 0
 
 
-def describe(manifest: Manifest) -> str:
-    """The manifest as lines of `key  value`."""
-    sizes, limits = manifest.sizes, manifest.limits
-    pool_bytes = manifest.kv_bytes_per_block * limits.num_blocks
-    window = f", window {sizes.sliding_window}" if sizes.sliding_window else ""
+def describe(bundle: Bundle) -> str:
+    """The bundle as lines of `key  value`. Raises BundleError if a rank's program does not read."""
+    manifest = bundle.manifest
     rows = [
-        ("name", manifest.name),
-        ("identity", manifest.identity),
-        ("target", f"{manifest.target}; needs {_pairs(manifest.hardware)}"),
-        ("model", f"{sizes.architecture}, {sizes.num_layers} layers, hidden {sizes.hidden_size}{window}"),
-        ("heads", f"{sizes.num_q_heads} query, {sizes.num_kv_heads} key-value, size {sizes.head_size}"),
-        ("vocabulary", f"{sizes.vocab_size}; ends with {', '.join(map(str, manifest.eos_ids))}"),
-        ("weights", f"{manifest.weights}, {manifest.weight_bytes / _MIB:.1f} MiB"),
-        ("KV cache", f"{manifest.kv_cache}, {pool_bytes / _MIB:.1f} MiB in {limits.num_blocks} blocks"),
-        ("limits", f"{limits.max_rows} rows and {limits.max_step_tokens} tokens a step"),
-        ("context", f"{limits.max_context} tokens a request, {limits.kv_tokens} in the pool"),
-        ("row buckets", " ".join(map(str, limits.row_buckets))),
-        ("token buckets", " ".join(map(str, limits.token_buckets))),
+        *_model_rows(manifest),
+        *(_gpu_rows(manifest) if manifest.target != "cpu" else ()),
+        *_memory_rows(manifest),
         ("toolchain", _pairs(manifest.toolchain)),
         *(("note", note) for note in manifest.notes),
+        *engine_rows(bundle),
         *((path, f"{file.size_bytes} bytes, {file.sha256[:16]}") for path, file in sorted(manifest.files.items())),
     ]
     width = max(len(key) for key, _ in rows)
-    return "".join(f"{key:<{width}}  {value}\n" for key, value in rows)
+    return "".join(f"{key:<{width}}  {value}".rstrip() + "\n" for key, value in rows)
+
+
+def _model_rows(manifest: Manifest) -> Iterator[Row]:
+    sizes, limits = manifest.sizes, manifest.limits
+    pool_bytes = manifest.kv_bytes_per_block * limits.num_blocks
+    window = f", window {sizes.sliding_window}" if sizes.sliding_window else ""
+    yield "name", manifest.name
+    yield "identity", manifest.identity
+    yield "target", f"{manifest.target}; needs {_pairs(manifest.hardware)}"
+    yield "model", f"{sizes.architecture}, {sizes.num_layers} layers, hidden {sizes.hidden_size}{window}"
+    yield "heads", f"{sizes.num_q_heads} query, {sizes.num_kv_heads} key-value, size {sizes.head_size}"
+    yield "vocabulary", f"{sizes.vocab_size}; ends with {', '.join(map(str, manifest.eos_ids))}"
+    yield "weights", f"{manifest.weights}, {size_text(manifest.weight_bytes)}"
+    yield "KV cache", f"{manifest.kv_cache}, {size_text(pool_bytes)} in {limits.num_blocks} blocks"
+    yield "limits", f"{limits.max_rows} rows and {limits.max_step_tokens} tokens a step"
+    yield "context", f"{limits.max_context} tokens a request, {limits.kv_tokens} in the pool"
+    yield "row buckets", " ".join(map(str, limits.row_buckets))
+    yield "token buckets", " ".join(map(str, limits.token_buckets))
+
+
+def _gpu_rows(manifest: Manifest) -> Iterator[Row]:
+    shards, plain = manifest.shards, asdict(PLAIN)
+    chosen = {key: str(value) for key, value in asdict(manifest.tensorrt).items() if value != plain[key]}
+    yield "compute capabilities", ", ".join(manifest.compute_capabilities)
+    yield (
+        "ranks",
+        f"{shards.num_ranks}: tensor-parallel {shards.tensor_parallel}, pipeline stages {shards.pipeline_parallel}",
+    )
+    yield "TensorRT options", _pairs(chosen) if chosen else "all defaults"
+    yield "plugins", f"digest {manifest.plugin_digest}"
+
+
+def _memory_rows(manifest: Manifest) -> Iterator[Row]:
+    """Bytes of the rank that takes most, and the time of each step shape."""
+    if (memory := manifest.memory) is not None:
+        for key, num_bytes in (
+            ("weights", memory.weight_bytes),
+            ("KV block", memory.kv_bytes_per_block),
+            ("KV pool", memory.kv_bytes_per_block * memory.num_blocks),
+            ("state", memory.state_bytes),
+            ("scratch", memory.scratch_bytes),
+            *((f"step {key}", count) for key, count in memory.activation_bytes.items()),
+            ("graphs, reserved", memory.graph_reserve_bytes),
+            ("total", memory.total_bytes),
+        ):
+            yield f"memory, {key}", size_text(num_bytes)
+    for key, latency in manifest.latency.items():
+        measured = "not measured" if latency.measured_ms is None else f"measured {latency.measured_ms:.3f} ms"
+        yield f"latency, {key}", f"predicted {latency.predicted_ms:.3f} ms, {measured} ({latency.basis})"
 
 
 def _pairs(table: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .shards import WHOLE, Shard
 from .sizes import ModelSizes
 
 QUANTIZED_CACHES = ("int8", "float8_e4m3")  # one byte a number, and a float32 scale a token and head
@@ -88,24 +89,48 @@ def device_cache_shape(kv_cache: str, num_kv_heads: int, block_size: int, head_s
     return ("N", num_kv_heads, block_size, head_size)
 
 
-def cache_inputs(sizes: ModelSizes, block_size: int) -> tuple[Tensor, ...]:
-    """Key and value cache of every layer, [N, Hkv, block, D]; the target chooses the dtype."""
-    shape: tuple[Dim, ...] = ("N", sizes.num_kv_heads, block_size, sizes.head_size)
+def step_inputs(sizes: ModelSizes, shard: Shard) -> tuple[Tensor, ...]:
+    """A stage's step inputs: the first takes token ids, later ones what the stage before gives; the last samples."""
+    input_ids, *paging, logits_indices = STEP_INPUTS
+    taken = input_ids if shard.is_first_stage else Tensor("hidden_in", "float32", ("T", sizes.hidden_size), "step")
+    return (taken, *paging, *((logits_indices,) if shard.is_last_stage else ()))
+
+
+def cache_inputs(sizes: ModelSizes, block_size: int, shard: Shard = WHOLE) -> tuple[Tensor, ...]:
+    """Key and value cache of every layer of a rank, [N, its KV heads, block, D]; the target chooses the dtype.
+
+    `sizes` are the model's; a layer's number is the model's too, whatever the stage.
+    """
+    num_kv_heads = len(shard.kv_heads(sizes.num_kv_heads))
+    shape: tuple[Dim, ...] = ("N", num_kv_heads, block_size, sizes.head_size)
     return tuple(
         Tensor(f"{kind}_cache.{layer}", "cache", shape, "cache")
-        for layer in range(sizes.num_layers)
+        for layer in shard.layers(sizes.num_layers)
         for kind in ("key", "value")
     )
 
 
+def rank_inputs(sizes: ModelSizes, block_size: int, shard: Shard) -> tuple[Tensor, ...]:
+    """Every input of one rank's graph, in order; `sizes` are the model's."""
+    sampling = SAMPLING_INPUTS if shard.is_last_stage else ()
+    return step_inputs(sizes, shard) + cache_inputs(sizes, block_size, shard) + sampling
+
+
+def rank_outputs(sizes: ModelSizes, block_size: int, shard: Shard) -> tuple[Tensor, ...]:
+    """Every output of one rank's graph, in order; caches come out aliased where the target can."""
+    hidden_out = Tensor("hidden_out", "float32", ("T", sizes.hidden_size), "output")
+    caches = tuple(
+        Tensor(f"{cache.name}.out", cache.dtype, cache.shape, "output")
+        for cache in cache_inputs(sizes, block_size, shard)
+    )
+    return (OUTPUTS if shard.is_last_stage else (hidden_out,)) + caches
+
+
 def engine_inputs(sizes: ModelSizes, block_size: int) -> tuple[Tensor, ...]:
     """Every input of the whole graph, in order."""
-    return STEP_INPUTS + cache_inputs(sizes, block_size) + SAMPLING_INPUTS
+    return rank_inputs(sizes, block_size, WHOLE)
 
 
 def engine_outputs(sizes: ModelSizes, block_size: int) -> tuple[Tensor, ...]:
-    """Every output of the whole graph, in order; caches come out aliased where the target can."""
-    caches = tuple(
-        Tensor(f"{cache.name}.out", cache.dtype, cache.shape, "output") for cache in cache_inputs(sizes, block_size)
-    )
-    return OUTPUTS + caches
+    """Every output of the whole graph, in order."""
+    return rank_outputs(sizes, block_size, WHOLE)

@@ -14,10 +14,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from .errors import BundleError
 from .io_table import Dim
+from .json_record import json_table, record_from
 
 FILE_NAME = "program.json"
 Kind = Literal["input", "state", "cache", "weight", "cut", "scratch", "output"]
@@ -138,31 +139,12 @@ class Program:
         return json.dumps(table, indent=1, sort_keys=True) + "\n"
 
 
-_CALLS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (EngineCall, KernelCall, CollectiveCall)}
-
-
 def program_from_json(text: str, where: Path) -> Program:
     """Parse a program; refuses what this version does not know."""
-    try:
-        table = json.loads(text)
-        return Program(
-            buffers=tuple(Buffer(**{**b, "shape": tuple(b["shape"])}) for b in table.pop("buffers")),
-            calls=tuple(_CALLS[call.pop("call")](**call) for call in table.pop("calls")),
-            step_shapes=tuple(StepShape(**shape) for shape in table.pop("step_shapes")),
-            launches={
-                operator: {key: tuple(map(_launch, launches)) for key, launches in by_shape.items()}
-                for operator, by_shape in table.pop("launches").items()
-            },
-            kernels={
-                arch: {name: KernelInfo(**info) for name, info in by_name.items()}
-                for arch, by_name in table.pop("kernels").items()
-            },
-            **table,
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BundleError(f"{where} does not read as a program ({error!r}): build the bundle again") from None
-
-
-def _launch(table: Mapping[str, Any]) -> KernelLaunch:
-    x, y, z = table["grid"]
-    return KernelLaunch(table["kernel"], (x, y, z), tuple(table["arguments"]))
+    table = json_table(text, where)
+    calls = table.get("calls")
+    tags = [call.pop("call", None) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    program = record_from(Program, table, where)
+    if tags != [type(call).__name__ for call in program.calls]:  # the fields decide, the tag must agree
+        raise BundleError(f"{where} has a call of an unknown kind: build the bundle again")
+    return program

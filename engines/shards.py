@@ -32,6 +32,11 @@ class Shard:
     def is_whole(self) -> bool:
         return self.tensor_parallel == self.pipeline_parallel == 1
 
+    def kv_heads(self, num_kv_heads: int) -> range:
+        """The KV heads of this slice; where there are more slices than heads, neighbours hold the same one."""
+        first = self.tp_rank * num_kv_heads // self.tensor_parallel
+        return range(first, first + max(1, num_kv_heads // self.tensor_parallel))
+
     def layers(self, num_layers: int) -> range:
         """The layers of this stage; the first stages take what does not divide evenly."""
         share, rest = divmod(num_layers, self.pipeline_parallel)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from .errors import RecipeError
 
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 20  # K
+MAX_LOGIT_BIAS = 1024  # M, entries a request
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ _LEVELS = range(6)
 class TensorRTOptions:
     """Builder choices, all of them part of a bundle's identity.
 
-    `engine_weights`: "inside" the engines, or "stripped" and refitted from weights.bin at load.
+    `engine_weights`: "inside" the engines, or "stripped": then `trt` refits engines at load, and on `rtx`, which can't
+    build for that without a GPU, weights.bin holds them all and engines take them as inputs, so that layers share one.
     `operators`: our operators "inside" the engine as plugins, or "between" engine segments (`rtx` has no plugins).
     `optimization_level`: 0 to 5, more tactics the higher; None leaves TensorRT's default.
     `timing_cache`: a file, held to `timing_cache_sha256`; `trt` only, since it makes TensorRT-RTX look for a GPU.

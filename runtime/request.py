@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ostinato.engines.errors import RequestError
-from ostinato.engines.sizes import MAX_LOGPROBS
+from ostinato.engines.sizes import MAX_LOGIT_BIAS, MAX_LOGPROBS
 from ostinato.plugins.sampling_rows import I32
 
 MAX_N = 128
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_STOP_IDS = 1024
-MAX_LOGIT_BIAS = 1024
 SEED_BITS = 64
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")

@@ -38,6 +38,11 @@ def open_shop(path: Path, config: RuntimeConfig, progress: Show, observe_logits:
     progress("check the bundle", 0, 1)
     bundle = open_bundle(path)
     progress("check the bundle", 1, 1)
+    if bundle.manifest.target != "cpu":
+        raise BundleError(
+            f"{path} is for target {bundle.manifest.target}, this version runs bundles for target cpu: build one "
+            "from a recipe with target cpu"
+        )
     limits = config.limits(bundle.manifest)
     tokenizer = Tokenizer(bundle.tokenizer_dir)
     executor = _executor(bundle, limits, config, progress, observe_logits)
@@ -50,11 +55,7 @@ def open_shop(path: Path, config: RuntimeConfig, progress: Show, observe_logits:
 def _executor(
     bundle: Bundle, limits: Limits, config: RuntimeConfig, progress: Show, observe: LogitsObserver | None
 ) -> Executor:
-    """The executor of the bundle's target."""
-    if bundle.manifest.target != "cpu":
-        raise BundleError(
-            f"{bundle.path} is for target {bundle.manifest.target}, this runtime runs cpu: build it for cpu"
-        )
+    """The executor of target cpu."""
     executor = OpenVINOExecutor(bundle, limits, num_threads=config.threads, observe_logits=observe, progress=progress)
     executor.warm(progress)
     for file in bundle.rank_dir().iterdir():  # the engine repacked the weights: their file need not stay resident

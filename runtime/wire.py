@@ -13,8 +13,9 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
 
 from ostinato.engines.errors import RequestError
+from ostinato.engines.sizes import MAX_LOGIT_BIAS
 
-from .request import MAX_LOGIT_BIAS, MAX_STOP_IDS, SamplingParams
+from .request import MAX_STOP_IDS, SamplingParams
 
 MAX_CHOICES = 128  # prompts * n of one call
 MAX_REPORTED_ERRORS = 3

@@ -48,6 +48,8 @@ class _Silent:
 
     def advance(self, num_bytes: int) -> None: ...
 
+    def detail(self, text: str) -> None: ...
+
 
 class Bundles:
     """Checkpoints and bundles under one folder, each made when it is first asked for."""

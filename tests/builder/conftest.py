@@ -52,6 +52,8 @@ class Silent:
 
     def advance(self, num_bytes: int) -> None: ...
 
+    def detail(self, text: str) -> None: ...
+
 
 def tiny_recipe(checkpoint: Path, weights: str = "float32") -> Recipe:
     return Recipe("tiny", str(checkpoint), "cpu", weights, "float32", LIMITS)
@@ -79,3 +81,11 @@ def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 @pytest.fixture(scope="session")
 def llama(pair_of: Callable[[str], Pair]) -> Pair:
     return pair_of("llama tied")
+
+
+@pytest.fixture(scope="session")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Tiny models as graphs for GPU targets (a `gpu_graphs.GpuGraphs`)."""
+    from .gpu_graphs import GpuGraphs
+
+    return GpuGraphs(tmp_path_factory.mktemp("graphs"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,35 +11,23 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
+from ostinato.engines.io_table import Tensor, cache_inputs
 from ostinato.engines.sizes import ModelSizes
 
 I32 = NDArray[np.int32]
 
 
-class PagedRunner:
+class PagedRequests:
     """Requests by number; each owns blocks in a shuffled order, so that nothing is contiguous by luck."""
 
-    def __init__(self, model_path: Path, sizes: ModelSizes, *, block_size: int, num_blocks: int = 48) -> None:
-        model = onnx.load(model_path)
-        logits = onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["S", sizes.vocab_size])
-        model.graph.output.append(logits)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-        self.sizes, self.block_size = sizes, block_size
-        shape = (num_blocks, sizes.num_kv_heads, block_size, sizes.head_size)
-        # Blocks hold garbage before they are written: only what the tables say may be read.
-        garbage = np.random.default_rng(7).normal(size=shape).astype(np.float32)
-        self.caches = {
-            f"{kind}_cache.{layer}": garbage.copy() for layer in range(sizes.num_layers) for kind in ("key", "value")
-        }
+    def __init__(self, block_size: int, num_blocks: int) -> None:
+        self.block_size = block_size
         self.free = list(np.random.default_rng(8).permutation(np.arange(1, num_blocks)))
         self.blocks: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
 
-    def step(self, rows: list[tuple[int, list[int]]], **sampling: Any) -> dict[str, Any]:
-        """Run one step: `rows` are (request, its new tokens); logits of every token come back as `logits`."""
+    def feeds(self, rows: list[tuple[int, list[int]]]) -> dict[str, Any]:
+        """Step inputs for rows of (request, its new tokens), which are written to the requests' blocks; all sampled."""
         slots, starts, contexts, positions = [], [0], [], []
         for request, tokens in rows:
             begin = self.lengths.get(request, 0)
@@ -53,7 +42,7 @@ class PagedRunner:
             self.lengths[request] = begin + len(tokens)
         width = max(len(self.blocks[request]) for request, _ in rows) + 1
         tables = [self.blocks[request] + [0] * (width - len(self.blocks[request])) for request, _ in rows]
-        feeds: dict[str, Any] = {
+        return {
             "input_ids": _i32([token for _, tokens in rows for token in tokens]),
             "positions": _i32(positions),
             "slot_mapping": _i32(slots),
@@ -62,11 +51,39 @@ class PagedRunner:
             "block_tables": _i32(tables),
             "logits_indices": _i32(range(starts[-1])),
         }
-        feeds |= self.caches | neutral_sampling(starts[-1], self.sizes.vocab_size) | sampling
+
+
+class PagedRunner:
+    """The whole graph in one session."""
+
+    def __init__(self, model_path: Path, sizes: ModelSizes, *, block_size: int, num_blocks: int = 48) -> None:
+        model = onnx.load(model_path)
+        logits = onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["S", sizes.vocab_size])
+        model.graph.output.append(logits)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3
+        self.session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        self.sizes = sizes
+        self.requests = PagedRequests(block_size, num_blocks)
+        self.caches = garbage_caches(cache_inputs(sizes, block_size), num_blocks)
+
+    def step(self, rows: list[tuple[int, list[int]]], **sampling: Any) -> dict[str, Any]:
+        """Run one step: `rows` are (request, its new tokens); logits of every token come back as `logits`."""
+        feeds = self.requests.feeds(rows)
+        num_tokens = len(feeds["input_ids"])
+        feeds |= self.caches | neutral_sampling(num_tokens, self.sizes.vocab_size) | sampling
         names = [output.name for output in self.session.get_outputs()]
         outputs = dict(zip(names, self.session.run(names, feeds), strict=True))
         self.caches = {name: outputs[f"{name}.out"] for name in self.caches}
         return outputs
+
+
+def garbage_caches(caches: Sequence[Tensor], num_blocks: int) -> dict[str, Any]:
+    """Blocks hold garbage before they are written: only what the tables say may be read."""
+    shape = [size if isinstance(size, int) else num_blocks for size in caches[0].shape]
+    garbage = np.random.default_rng(7).normal(size=shape).astype(np.float32)
+    return {tensor.name: garbage.copy() for tensor in caches}
 
 
 def _i32(values: Any) -> I32:

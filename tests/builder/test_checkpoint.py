@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ostinato.builder.checkpoint import check_tensors, checkpoint_digest, read_parameter, weight_sources
+from ostinato.builder.checkpoint import check_tensors, checkpoint_digest, weight_sources
 from ostinato.builder.hf_checkpoint import read_hf_folder
+from ostinato.builder.weights import parameters_of
 from ostinato.engines.errors import CheckpointError
 
 from ..tiny import write_tiny
@@ -45,9 +46,8 @@ def test_parameters_are_the_stacked_tensors(tmp_path: Path) -> None:
     check_tensors(checkpoint)
     names = [f"model.layers.1.self_attn.{kind}_proj.bias" for kind in "qkv"]
     assert weight_sources(checkpoint.config)["layers.1.qkv.bias"] == tuple(names)
-    np.testing.assert_array_equal(
-        read_parameter(checkpoint, tuple(names)), torch.cat([state[n] for n in names]).numpy()
-    )
+    parameter = parameters_of(checkpoint, rope_rows=8)["layers.1.qkv.bias"]
+    np.testing.assert_array_equal(parameter(), torch.cat([state[n] for n in names]).numpy())
 
 
 def test_missing_and_leftover_tensors_are_all_named(folder: Path) -> None:
@@ -171,7 +171,7 @@ def test_not_a_number_is_refused_by_tensor(folder: Path) -> None:
 
     _edit_tensors(folder, change)
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight holds NaN"):
-        read_parameter(read_hf_folder(folder), ("model.norm.weight",))
+        parameters_of(read_hf_folder(folder), rope_rows=8)["final_norm.weight"]()
 
 
 def test_a_tied_head_may_be_in_the_file_if_it_is_the_embedding(folder: Path) -> None:

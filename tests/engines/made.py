@@ -1,15 +1,32 @@
-"""A manifest and an unfinished bundle with nothing real in them."""
+"""Manifests and unfinished bundles with nothing real in them, one for the CPU and one for GPUs with two ranks."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import platform
 from pathlib import Path
+from typing import Any
 
-from ostinato.engines.bundle import list_files
-from ostinato.engines.manifest import Manifest
+from ostinato.engines.bundle import Bundle, list_files, publish, unfinished_bundle
+from ostinato.engines.engine_record import EngineInfo, EngineProfile, EngineTensor
+from ostinato.engines.manifest import Manifest, digest_of
+from ostinato.engines.memory_table import Latency, MemoryTable
+from ostinato.engines.program import (
+    Buffer,
+    CollectiveCall,
+    EngineCall,
+    KernelCall,
+    KernelInfo,
+    KernelLaunch,
+    Program,
+    StepShape,
+)
+from ostinato.engines.shards import Shards
 from ostinato.engines.sizes import Limits, ModelSizes
 
 SIZES = ModelSizes("llama", 320, 64, 96, 2, 4, 2, 16, 128, sliding_window=8)
+KERNEL = KernelInfo("attend", 4, 1024, 2, 96, 0)
 LIMITS = Limits(8, 4, 64, 96, 256, (1, 2, 4), (1, 4, 16, 64))
 
 
@@ -38,3 +55,88 @@ def manifest_of(folder: Path, machine: str = platform.machine()) -> Manifest:
         notes=("a note",),
         files=list_files(folder),
     )
+
+
+def make(path: Path, content: bytes = b"weights" * 100) -> Bundle:
+    """A published bundle for the CPU."""
+    with unfinished_bundle(path) as folder:
+        fill(folder, content)
+        return publish(folder, path, manifest_of(folder))
+
+
+def make_gpu(path: Path, **changes: Any) -> Bundle:
+    """A published bundle for GPUs; `changes` replace fields of its manifest."""
+    with unfinished_bundle(path) as folder:
+        fill_gpu(folder)
+        return publish(folder, path, dataclasses.replace(gpu_manifest_of(folder), **changes))
+
+
+def fill_gpu(folder: Path, kernel: KernelInfo = KERNEL) -> None:
+    """Two ranks of two segments and a kernel each; no two files of a kind have the same bytes."""
+    fill(folder)
+    (folder / "rank1").mkdir()
+    for rank in range(2):
+        (folder / f"rank{rank}" / "weights.bin").write_bytes(bytes([rank]) * 64)
+        for segment in range(2):
+            engine = f"segment {segment} of rank {rank} ".encode() * 20
+            (folder / f"rank{rank}" / f"segment_{segment:02}.engine").write_bytes(engine)
+        kernels = folder / f"rank{rank}" / "kernels" / "sm_86"
+        kernels.mkdir(parents=True)
+        (kernels / "attend_0.cubin").write_bytes(b"\x7fELF" + bytes([rank]) * 60)
+        (folder / f"rank{rank}" / "program.json").write_text(program_of(rank, kernel).to_json())
+
+
+def program_of(rank: int, kernel: KernelInfo) -> Program:
+    shape = StepShape("decode", 1, 1)
+    return Program(
+        buffers=(Buffer("hidden", "float16", ("T", 64), "cut"), Buffer(f"logits_{rank}", "float32", ("S", 320), "cut")),
+        calls=(
+            EngineCall("segment_00", "segment_00.engine", {"x": "input_ids"}, {"y": "hidden"}),
+            KernelCall("attention_00", "PagedAttention", {"q": "hidden"}),
+            CollectiveCall("reduce_00", "AllReduce", "hidden", "hidden"),
+            EngineCall("segment_01", "segment_01.engine", {"x": "hidden"}, {"y": f"logits_{rank}"}),
+        ),
+        step_shapes=(shape,),
+        launches={"PagedAttention": {shape.key: (KernelLaunch("attend_0", (1, 2, 1), ("q",)),)}},
+        kernels={"sm_86": {"attend_0": kernel}},
+    )
+
+
+def engines_of(rank: int) -> tuple[EngineInfo, ...]:
+    hidden = EngineTensor("hidden", "float16", ("T", 64))
+    return tuple(
+        EngineInfo(
+            file=f"segment_{segment:02}.engine",
+            size_bytes=480,
+            inputs=(hidden,),
+            outputs=(dataclasses.replace(hidden, name="hidden.out"),),
+            profiles=(EngineProfile("decode", {"hidden": ((1, 64), (4, 64), (4, 64))}),),
+            version="1.7.1.116",
+            validity="8.6 8.9",
+            device_memory_bytes=2**20,
+            operators={"Gemm": 4, "RMSNormalization": 2},
+            graph_digest=f"{rank}{segment}" * 32,
+        )
+        for segment in range(2)
+    )
+
+
+def gpu_manifest_of(folder: Path) -> Manifest:
+    return dataclasses.replace(
+        manifest_of(folder),
+        target="rtx",
+        weights="float16",
+        kv_cache="float16",
+        compute_capabilities=("8.6", "8.9"),
+        shards=Shards(tensor_parallel=2),
+        plugin_digest="ab" * 32,
+        engines=(engines_of(0), engines_of(1)),
+        memory=MemoryTable(700, 4096, 64, 32, {"decode 1": 512}, 1024, 33),
+        latency={"decode 1": Latency(1.25, None, "roofline of l4")},
+    )
+
+
+def sealed(table: dict[str, Any]) -> str:
+    """A manifest as a stranger would forge it: any content, under a digest that fits."""
+    content = {key: value for key, value in table.items() if key != "digest"}
+    return json.dumps({**content, "digest": digest_of(content)}, indent=1, sort_keys=True) + "\n"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.engines.bundle import Bundle, open_bundle, publish, unfinished_bundle
+from ostinato.engines.bundle import open_bundle, publish, unfinished_bundle
 from ostinato.engines.errors import BundleError
 from ostinato.engines.inspect import inspect
 
-from .made import fill, manifest_of
+from .made import fill, make, make_gpu, manifest_of
 
 _BUILD_AND_WAIT = """
 import sys, time
@@ -26,12 +26,6 @@ with unfinished_bundle(Path(sys.argv[1])) as folder:
     print("building", flush=True)
     time.sleep(60)
 """
-
-
-def make(path: Path, content: bytes = b"weights" * 100) -> Bundle:
-    with unfinished_bundle(path) as folder:
-        fill(folder, content)
-        return publish(folder, path, manifest_of(folder))
 
 
 def test_a_published_bundle_opens_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -79,6 +73,14 @@ def test_a_second_builder_is_refused_and_a_killed_one_leaves_nothing_loadable(tm
     make(path)  # the next builder takes over what the killed one left
     open_bundle(path)
     assert {left.name for left in tmp_path.iterdir()} == {"b", ".b.lock"}
+
+
+def test_a_bundle_set_aside_by_a_killed_build_is_put_back(tmp_path: Path) -> None:
+    old = make(tmp_path / "b")
+    (tmp_path / "b").rename(tmp_path / ".building-b.old")  # killed between the two renames of a publication
+    with unfinished_bundle(tmp_path / "b"):
+        assert open_bundle(tmp_path / "b").manifest == old.manifest
+    assert {path.name for path in tmp_path.iterdir()} == {"b", ".b.lock"}
 
 
 def test_a_build_that_fails_leaves_the_old_bundle(tmp_path: Path) -> None:
@@ -129,3 +131,33 @@ def test_inspect_prints_a_table_or_the_manifest(tmp_path: Path, capsys: pytest.C
     assert any(line.split() == ["name", "made"] for line in lines)
     assert any("window 8" in line for line in lines)
     assert any("a note" in line for line in lines)
+
+
+def test_inspect_tells_of_ranks_engines_and_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = make_gpu(tmp_path / "g")
+    assert inspect([str(bundle.path), "--json"]) == 0
+    assert capsys.readouterr().out == bundle.manifest.to_json()
+    assert inspect([str(bundle.path)]) == 0
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    found = {key.strip(): " ".join(value.split()) for key, value in rows.items()}
+    for key, value in {
+        "compute capabilities": "8.6, 8.9",
+        "ranks": "2: tensor-parallel 2, pipeline stages 1",
+        "TensorRT options": "all defaults",
+        "weights": "float16, 700 bytes",
+        "memory, KV pool": "132.0 KiB",  # 33 blocks of 4096 bytes
+        "latency, decode 1": "predicted 1.250 ms, not measured (roofline of l4)",
+        "rank 1": "2 engines, 960 bytes, built by TensorRT 1.7.1.116",
+        "rank 1, segment_00.engine … segment_01.engine": "2 of this form, 960 bytes, 1.0 MiB of device memory",
+        "rank 1, operators": "4 Gemm, 2 RMSNormalization",
+        "rank 1, inputs": "hidden float16[T, 64]",
+        "rank 1, outputs": "hidden.out float16[T, 64]",
+        "rank 1, profile decode": "hidden 1x64/4x64/4x64",
+        "rank 1, program": "calls: 2 engine, 1 kernel, 1 collective; step shapes: decode-1",
+        "rank 1, sm_86": "1 kernels, none with spills",
+        "rank 1, sm_86 attend_0": "96 registers, 1024 bytes shared, 0 bytes spilled, 4 warps",
+    }.items():
+        assert found[key] == value
+    (bundle.path / "rank1" / "program.json").write_text("{}")
+    with pytest.raises(BundleError, match=r"rank1/program\.json has 2 bytes"):
+        inspect([str(bundle.path)])

@@ -1,0 +1,154 @@
+"""One rank for TensorRT-RTX: a real engine a segment, our kernels, and the program that runs them in turn (offline)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+import onnx_ir as ir
+
+from ostinato.engines.errors import RecipeError
+from ostinato.engines.program import FILE_NAME
+from ostinato.engines.recipe import Recipe
+from ostinato.plugins.kernel_launch import KernelSpec
+
+from .cut import Cut, Segment, cut_at_operators
+from .engine_job import EngineJob, step_profiles
+from .engine_process import EngineProcess
+from .graph_record import graph_digest, operator_counts
+from .half import Arrays
+from .kernel_compiler import Kernels, compile_kernels
+from .launch_plan import plan_launches
+from .program_buffers import DTYPES, shape_of
+from .program_writer import ENGINES, engine_file, write_program
+from .rank_result import EngineInfo, EngineTensor, RankResult
+from .segment_model import append_aligned, write_segment
+from .segment_names import with_engine_names
+from .weights import WEIGHT_FILE
+
+if TYPE_CHECKING:
+    from .pipeline import Progress
+
+Compile = Callable[[Iterable[KernelSpec], Sequence[str], Path, "Progress"], Kernels]
+KERNELS = "kernels"
+TOOLCHAIN = ("tensorrt-rtx-cu13", "triton")
+_WORK = "work"  # removed before the rank is done
+
+
+def write_rank(
+    recipe: Recipe,
+    graph: ir.Model,
+    parameters: Arrays,
+    folder: Path,
+    progress: Progress,
+    max_build_memory: int | None = None,
+    compile_all: Compile = compile_kernels,
+) -> RankResult:
+    """Write program.json, engines/, kernels/ and, where weights are shared, weights.bin into `folder`.
+
+    `graph`: in the recipe's precisions, sampling in its device form; its parameters are graph inputs, made by
+    `parameters` in their stored types. `max_build_memory`: bytes of host memory that building engines may hold.
+    `compile_all`: what makes cubins of kernels. Raises RecipeError or BuildError.
+    """
+    _refuse_options(recipe)
+    share_all = recipe.tensorrt.engine_weights == "stripped"
+    cut = with_engine_names(cut_at_operators(graph, parameters.keys(), share_all=share_all))
+    offsets, shared_bytes = _write_shared(cut, parameters, folder)
+    engines = _Engines(recipe, parameters, folder)
+    _build_engines(cut, engines, folder, progress, max_build_memory)
+    plan = plan_launches(cut.operators, recipe)
+    kernels = compile_all(plan.kernels, recipe.compute_capabilities, folder / KERNELS, progress)
+    program = write_program(cut, plan, kernels, offsets, recipe.limits.max_blocks_per_row, engines.files)
+    (folder / FILE_NAME).write_text(program.to_json())
+    return RankResult(
+        weight_bytes=shared_bytes + engines.weight_bytes,
+        notes=(),
+        toolchain={name: version(name) for name in TOOLCHAIN},
+        hardware={"compute_capabilities": ", ".join(recipe.compute_capabilities)},
+        engines=tuple(engines.built),
+    )
+
+
+def _refuse_options(recipe: Recipe) -> None:
+    options = recipe.tensorrt
+    if options.weight_streaming:
+        raise RecipeError(
+            "tensorrt.weight_streaming allocates while an engine runs, so a step can't be captured: drop it"
+        )
+    if options.hardware_compatibility != "none":
+        raise RecipeError(
+            f"tensorrt.hardware_compatibility is {options.hardware_compatibility}, TensorRT-RTX has no such choice: "
+            "drop it, its engines run on every GPU of compute_capabilities"
+        )
+
+
+def _write_shared(cut: Cut, parameters: Arrays, folder: Path) -> tuple[dict[str, int], int]:
+    """Put every shared parameter into weights.bin, once; returns where each lies, and their bytes together."""
+    if not cut.shared:
+        return {}, 0
+    offsets, total = {}, 0
+    with (folder / WEIGHT_FILE).open("wb") as file:
+        for value in cut.shared:
+            array = parameters[value.name]()
+            offsets[value.name] = append_aligned(file, array)
+            total += array.nbytes
+    return offsets, total
+
+
+class _Engines:
+    """Builds one engine after another; segments that are the same graph of no weights share one."""
+
+    def __init__(self, recipe: Recipe, parameters: Arrays, folder: Path) -> None:
+        self.weight_bytes = 0  # inside engines
+        self.files: dict[str, str] = {}  # segment → engine
+        self.built: list[EngineInfo] = []
+        self._recipe, self._parameters, self._folder = recipe, parameters, folder
+        self._by_graph: dict[bytes, str] = {}
+
+    def build(self, segment: Segment, process: EngineProcess, progress: Progress) -> None:
+        opset = segment.nodes[0].graph.opset_imports[""]
+        model, weight_bytes = write_segment(segment, self._parameters, opset, self._folder / _WORK)
+        graph = model.read_bytes()
+        if not weight_bytes and graph in self._by_graph:
+            self.files[segment.name] = self._by_graph[graph]
+            return
+        job = self._job(segment, model)
+        info = process.build(job, weight_bytes, lambda phase, *_: progress.detail(f"{segment.name}: {phase}"))
+        proto = ir.serde.deserialize_model(onnx.load_model_from_string(graph))
+        self.built.append(replace(info, operators=operator_counts(proto.graph), graph_digest=graph_digest(proto.graph)))
+        self.files[segment.name] = self._by_graph[graph] = info.file
+        self.weight_bytes += weight_bytes
+
+    def _job(self, segment: Segment, model: Path) -> EngineJob:
+        inputs = _tensors(segment, segment.inputs)
+        return EngineJob(
+            name=segment.name,
+            model=model,
+            engine=self._folder / engine_file(segment),
+            inputs=inputs,
+            outputs=_tensors(segment, segment.outputs),
+            profiles=step_profiles(inputs, self._recipe.limits),
+            options=self._recipe.tensorrt,
+            compute_capabilities=self._recipe.compute_capabilities,
+        )
+
+
+def _build_engines(cut: Cut, engines: _Engines, folder: Path, progress: Progress, max_build_memory: int | None) -> None:
+    """Every segment's engine, in order."""
+    (folder / _WORK).mkdir()
+    (folder / ENGINES).mkdir()
+    progress.stage("engines", len(cut.segments))
+    with EngineProcess(max_build_memory) as process:
+        for segment in cut.segments:
+            engines.build(segment, process, progress)
+            progress.advance(1)
+    shutil.rmtree(folder / _WORK)
+
+
+def _tensors(segment: Segment, values: Sequence[ir.Value]) -> tuple[EngineTensor, ...]:
+    return tuple(EngineTensor(segment.tensor(value), DTYPES[value.dtype], shape_of(value)) for value in values)

@@ -1,0 +1,361 @@
+"""Real TensorRT-RTX engines of tiny models, built on any machine: files, records, options, refusals and faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ostinato.builder.engine_job import EngineJob, check_profiles, step_profiles
+from ostinato.builder.engine_process import BASE_BYTES, WEIGHT_COPIES, EngineProcess, resident_bytes
+from ostinato.builder.pipeline import build
+from ostinato.builder.rank_result import EngineProfile, EngineTensor, RankResult
+from ostinato.builder.rtx import write_rank
+from ostinato.engines.bundle import open_bundle
+from ostinato.engines.errors import BuildError, RecipeError
+from ostinato.engines.program import EngineCall, KernelInfo, Program, program_from_json
+from ostinato.engines.tensorrt_options import PLAIN, TensorRTOptions
+from ostinato.plugins.kernel_launch import KernelSpec
+
+from .conftest import LIMITS, Silent
+from .gpu_graphs import GpuGraphs, RankGraph, gpu_recipe
+
+pytestmark = pytest.mark.xdist_group("gpu graphs")  # one worker traces the models
+STRIPPED = TensorRTOptions(engine_weights="stripped")
+MIB = 1 << 20
+
+
+class Watcher(Silent):
+    """Keeps what the build says of TensorRT's phases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.details: list[str] = []
+
+    def detail(self, text: str) -> None:
+        self.details.append(text)
+
+
+def no_compiler(
+    specs: Iterable[KernelSpec], capabilities: Sequence[str], folder: Path, progress: Any
+) -> dict[str, dict[str, KernelInfo]]:
+    """Empty cubins: engines are what is built here."""
+    kernels: dict[str, dict[str, KernelInfo]] = {}
+    for capability in capabilities:
+        arch = f"sm_{capability.replace('.', '')}"
+        (folder / arch).mkdir(parents=True)
+        for spec in specs:
+            (folder / arch / f"{spec.name}.cubin").write_bytes(b"cubin")
+            kernels.setdefault(arch, {})[spec.name] = KernelInfo(spec.function, spec.num_warps, 0, 0, 32, 0)
+    return kernels
+
+
+@dataclass(frozen=True)
+class Built:
+    rank: RankGraph
+    folder: Path
+    result: RankResult
+    watcher: Watcher
+
+    @property
+    def program(self) -> Program:
+        path = self.folder / "program.json"
+        return program_from_json(path.read_text(), path)
+
+
+def built(graphs: GpuGraphs, name: str, folder: Path, options: TensorRTOptions = PLAIN) -> Built:
+    rank = graphs.rank(name, "float16")
+    recipe = replace(rank.recipe, tensorrt=options)
+    watcher = Watcher()
+    result = write_rank(recipe, rank.model, rank.parameters, folder, watcher, compile_all=no_compiler)
+    return Built(rank, folder, result, watcher)
+
+
+@pytest.fixture(scope="module")
+def qwen3(graphs: GpuGraphs, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return built(graphs, "qwen3 wide heads", tmp_path_factory.mktemp("rtx"))
+
+
+@pytest.fixture(scope="module")
+def mistral(graphs: GpuGraphs, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return built(graphs, "mistral window 8", tmp_path_factory.mktemp("rtx"))
+
+
+@pytest.fixture(scope="module")
+def stripped(graphs: GpuGraphs, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return built(graphs, "llama tied", tmp_path_factory.mktemp("rtx"), STRIPPED)
+
+
+@pytest.fixture
+def made(request: pytest.FixtureRequest) -> Built:
+    found: Built = request.getfixturevalue(request.param)
+    return found
+
+
+every = pytest.mark.parametrize("made", ["qwen3", "mistral", "stripped"], indirect=True)
+
+
+@every
+def test_program_reads_back_and_every_file_is_there(made: Built) -> None:
+    program = made.program
+    engines = {call.engine for call in program.calls if isinstance(call, EngineCall)}
+    kernels = {f"kernels/{arch}/{name}.cubin" for arch, by_name in program.kernels.items() for name in by_name}
+    wanted = engines | kernels | {"program.json"}
+    weights = [buffer for buffer in program.buffers if buffer.kind == "weight"]
+    wanted |= {"weights.bin"} if weights else set()
+    files = {path.relative_to(made.folder).as_posix() for path in made.folder.rglob("*") if path.is_file()}
+    assert files == wanted
+    launched = {launch.kernel for steps in program.launches.values() for step in steps.values() for launch in step}
+    assert all(launched == set(by_name) for by_name in program.kernels.values())
+    assert set(program.kernels) == {"sm_86", "sm_120"}
+
+
+@every
+def test_records_say_what_the_engines_are(made: Built) -> None:
+    program = made.program
+    calls = {call.engine: call for call in program.calls if isinstance(call, EngineCall)}
+    assert [info.file for info in made.result.engines] == list(calls)
+    for info in made.result.engines:
+        call = calls[info.file]
+        assert (made.folder / info.file).stat().st_size == info.size_bytes
+        assert {tensor.name for tensor in info.inputs} == set(call.inputs)
+        assert {tensor.name for tensor in info.outputs} == set(call.outputs)
+        for tensor in (*info.inputs, *info.outputs):  # an engine's tensors are those of its buffers
+            buffer = program.buffer({**call.inputs, **call.outputs}[tensor.name])
+            assert (tensor.dtype, tensor.shape) == (buffer.dtype, buffer.shape)
+        assert [profile.name for profile in info.profiles] == ["decode", "prefill"]
+        assert info.version.startswith("1.7")
+        assert "header" in info.validity
+        assert info.layers
+        assert info.graph_digest
+    assert made.result.toolchain["tensorrt-rtx-cu13"].startswith("1.7")
+    assert made.result.hardware == {"compute_capabilities": "8.6, 12.0"}
+    assert any(detail.startswith("segment_00: ") for detail in made.watcher.details)
+
+
+@every
+def test_every_weight_is_counted_once(made: Built) -> None:
+    assert made.result.weight_bytes == sum(make().nbytes for make in made.rank.parameters.values())
+
+
+def test_profiles_hold_every_step_shape(qwen3: Built) -> None:
+    last = qwen3.result.engines[-1]
+    decode, prefill = last.profiles
+    assert decode.shapes["logits_indices"] == ((1,), (2,), (4,))
+    assert prefill.shapes["logits_indices"] == ((1,), (4,), (4,))
+    assert decode.shapes["carried_0"] == ((1, 64), (2, 64), (4, 64))
+    assert prefill.shapes["carried_0"] == ((16, 64), (64, 64), (64, 64))
+    by_phase = {"decode": decode, "prefill": prefill}
+    for step in qwen3.program.step_shapes:
+        low, _, high = by_phase[step.phase].shapes["carried_0"]
+        assert low[0] <= step.tokens <= high[0]
+
+
+def test_stripped_engines_hold_no_weight_and_layers_share_one(stripped: Built) -> None:
+    program = stripped.program
+    calls = [call for call in program.calls if isinstance(call, EngineCall)]
+    assert len(calls) == 5
+    assert len(stripped.result.engines) == 3
+    assert calls[1].engine == calls[2].engine == calls[3].engine
+    content = (stripped.folder / "weights.bin").read_bytes()
+    engines = b"".join((stripped.folder / info.file).read_bytes() for info in stripped.result.engines)
+    bound = {buffer.name: buffer for buffer in program.buffers if buffer.kind == "weight"}
+    assert set(bound) == set(stripped.rank.parameters)
+    for name, make in stripped.rank.parameters.items():
+        array = make()
+        buffer = bound[name]
+        assert (buffer.shape, buffer.offset % 64) == (array.shape, 0)
+        assert content[buffer.offset : buffer.offset + array.nbytes] == array.tobytes()
+        assert array.tobytes()[:256] not in engines, name
+    assert calls[2].inputs["down.weight"] == "layers.1.down.weight"
+    assert calls[3].inputs["down.weight"] == "layers.2.down.weight"
+
+
+def test_a_table_inside_an_engine_is_there_once(qwen3: Built) -> None:
+    engines = [(qwen3.folder / info.file).read_bytes() for info in qwen3.result.engines]
+    for name in ("rope_cos", "embedding.weight", "head.weight"):
+        piece = qwen3.rank.parameters[name]().tobytes()[-512:]
+        assert sum(engine.count(piece) for engine in engines) == 1, name
+
+
+# --- options -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (TensorRTOptions(weight_streaming=True), "weight_streaming"),
+        (TensorRTOptions(hardware_compatibility="ampere_plus"), "hardware_compatibility"),
+    ],
+)
+def test_options_that_rtx_lacks_are_refused(
+    graphs: GpuGraphs, options: TensorRTOptions, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        built(graphs, "qwen3 wide heads", tmp_path, options)
+    assert not list(tmp_path.iterdir())
+
+
+# --- one job, one process ------------------------------------------------------------------------------------------
+
+
+def job(folder: Path, *, operator: str = "Gemm", width: int = 64, **changes: Any) -> EngineJob:
+    """A linear layer, or a node that TensorRT does not know."""
+    helper = onnx.helper
+    weight = onnx.numpy_helper.from_array(np.full((width, width), 0.5, np.float16), "weight")
+    node = helper.make_node(operator, ["x", "weight"], ["y"], name="the_node")
+    graph = helper.make_graph(
+        [node],
+        "segment",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, ["T", width])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, ["T", width])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
+    model.ir_version = 11
+    (folder / "engines").mkdir(exist_ok=True)
+    (folder / "one.onnx").write_bytes(model.SerializeToString())
+    x = EngineTensor("x", "float16", ("T", width))
+    fields: dict[str, Any] = {
+        "name": "one",
+        "model": folder / "one.onnx",
+        "engine": folder / "engines" / "one.engine",
+        "inputs": (x,),
+        "outputs": (EngineTensor("y", "float16", ("T", width)),),
+        "profiles": step_profiles((x,), LIMITS),
+        "options": TensorRTOptions(),
+        "compute_capabilities": ("8.9",),
+    }
+    return EngineJob(**(fields | changes))
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[EngineProcess]:
+    with EngineProcess() as process:
+        yield process
+
+
+def unheard(phase: str, step: int, steps: int) -> None: ...
+
+
+def test_a_node_that_does_not_parse_is_named(process: EngineProcess, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"one: .*the_node.*Bernoullish"):
+        process.build(job(tmp_path, operator="Bernoullish"), 0, unheard)
+    assert process.build(job(tmp_path), 0, unheard).size_bytes > 0  # and the process goes on
+    assert (tmp_path / "engines" / "one.engine").exists()
+
+
+def test_phases_and_their_steps_are_heard(process: EngineProcess, tmp_path: Path) -> None:
+    heard: list[tuple[str, int, int]] = []
+    process.build(job(tmp_path), 0, lambda *what: heard.append(what))
+    assert heard[0][0] == "Building engine"
+    assert max(step for phase, step, _ in heard if phase == "Building engine") > 0
+    assert all(0 <= step <= steps for _, step, steps in heard if steps)
+
+
+@pytest.mark.parametrize("options", [TensorRTOptions(version_compatible=True), TensorRTOptions(optimization_level=0)])
+def test_options_that_rtx_has_are_taken(process: EngineProcess, options: TensorRTOptions, tmp_path: Path) -> None:
+    assert process.build(job(tmp_path, options=options), 0, unheard).size_bytes > 0
+
+
+def test_an_unknown_gpu_is_refused(process: EngineProcess, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"compute capability 9\.0"):
+        process.build(job(tmp_path, compute_capabilities=("9.0",)), 0, unheard)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((1,), (1100,), (1000,)), ((4,), (2,), (8,)), ((0,), (1,), (2,)), ((1, 1), (1,), (1,))]
+)
+def test_profiles_out_of_order_are_refused(shapes: Any, process: EngineProcess, tmp_path: Path) -> None:
+    profile = EngineProfile("prefill", {"x": shapes})
+    with pytest.raises(BuildError, match="profile prefill: x"):
+        check_profiles([profile])
+    with pytest.raises(BuildError, match="profile prefill: x"):
+        process.build(job(tmp_path, profiles=(profile,)), 0, unheard)
+
+
+def test_a_process_that_dies_is_a_refusal(tmp_path: Path) -> None:
+    with EngineProcess() as process:
+        process.build(job(tmp_path), 0, unheard)
+
+        def kill(*_: Any) -> None:
+            os.kill(process.pid, signal.SIGABRT)
+
+        with pytest.raises(BuildError, match=r"one: the TensorRT-RTX process ended with code -6"):
+            process.build(job(tmp_path), 0, kill)
+        with pytest.raises(BuildError, match="process ended"):
+            process.build(job(tmp_path), 0, unheard)
+
+
+# --- host memory ---------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_would_need_too_much_is_refused_before_it_starts(tmp_path: Path) -> None:
+    held = resident_bytes(os.getpid())
+    weights = 64 * MIB
+    need = held + BASE_BYTES + WEIGHT_COPIES * weights
+    with EngineProcess(need - 200 * MIB) as process:
+        with pytest.raises(BuildError, match=r"one needs about \d+ MiB of host memory.*--max-build-memory"):
+            process.build(job(tmp_path), weights, unheard)
+        assert not (tmp_path / "engines" / "one.engine").exists()
+
+
+def test_a_build_that_grows_past_the_bound_is_cancelled(tmp_path: Path) -> None:
+    """The prediction, told of no weight, fits; 200 MiB of weights do not."""
+    with EngineProcess(resident_bytes(os.getpid()) + BASE_BYTES + MIB) as process:
+        wide = job(tmp_path, width=10240)
+        with pytest.raises(BuildError, match=r"one: the build holds \d+ MiB of host memory, --max-build-memory"):
+            process.build(wide, 0, unheard)
+        assert not wide.engine.exists()
+
+
+def test_predictions_cover_what_a_build_takes(tmp_path: Path) -> None:
+    width = 6144
+    weights = width * width * 2
+    with EngineProcess() as process:
+        peak = 0
+
+        def watch(*_: Any) -> None:
+            nonlocal peak
+            peak = max(peak, resident_bytes(process.pid))
+
+        process.build(job(tmp_path, width=width), weights, watch)
+    assert peak <= BASE_BYTES + WEIGHT_COPIES * weights
+
+
+# --- the whole way -------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_becomes_a_bundle_that_opens(graphs: GpuGraphs, tmp_path: Path) -> None:
+    """With our kernels' own cubins, for one GPU."""
+    recipe = replace(
+        gpu_recipe(graphs.checkpoint("mistral window 8"), "float16", "int8"), compute_capabilities=("8.6",)
+    )
+    out = tmp_path / "bundle"
+    progress = Silent()
+    bundle = build(recipe, out, progress).bundle
+    assert progress.stages == ["checkpoint", "graph", "passes", "engines", "kernels", "tokenizer", "publish"]
+    opened = open_bundle(out)
+    assert opened.manifest == bundle.manifest
+    (engines,) = opened.manifest.engines
+    assert [info.file for info in engines] == [f"engines/segment_{index:02}.engine" for index in range(3)]
+    program = opened.program()
+    assert {buffer.dtype for buffer in program.buffers if buffer.kind == "cache"} == {"uint8"}
+    for name, info in program.kernels["sm_86"].items():
+        assert (opened.rank_dir() / "kernels" / "sm_86" / f"{name}.cubin").read_bytes().startswith(b"\x7fELF")
+        assert info.spill_bytes == 0
+    assert build(recipe, out, Silent()).is_reused
+
+
+def test_a_build_without_the_memory_leaves_nothing(graphs: GpuGraphs, tmp_path: Path) -> None:
+    recipe = gpu_recipe(graphs.checkpoint("mistral window 8"), "float16")
+    with pytest.raises(BuildError, match="--max-build-memory allows 100"):
+        build(recipe, tmp_path / "bundle", Silent(), max_build_memory=100 * MIB)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]

@@ -1,0 +1,130 @@
+"""`ostinato diff` names every difference by kind, and fails on those that were asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato.engines.bundle import Bundle, publish, unfinished_bundle
+from ostinato.engines.diff import diff, differences_of
+from ostinato.engines.errors import BundleError, OstinatoError
+from ostinato.engines.facts import KINDS
+from ostinato.engines.memory_table import Latency
+from ostinato.engines.program import KernelInfo
+
+from .made import LIMITS, engines_of, fill_gpu, gpu_manifest_of, make, make_gpu
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Bundle:
+    return make_gpu(tmp_path / "a")
+
+
+def _slower(milliseconds: float) -> dict[str, Any]:
+    return {"latency": {"decode 1": Latency(milliseconds, None, "roofline of l4")}}
+
+
+_FIRST, _SECOND = engines_of(0)
+_CHANGES: list[tuple[str, dict[str, Any], set[str]]] = [
+    ("target", {"compute_capabilities": ("8.9",)}, {"compute_capabilities"}),
+    ("model", {"eos_ids": (1,)}, {"eos_ids"}),
+    ("precision", {"kv_cache": "int8"}, {"kv_cache"}),
+    ("size", {"weight_bytes": 701}, {"weights"}),
+    ("limits", {"limits": dataclasses.replace(LIMITS, max_context=90)}, {"max_context"}),
+    ("memory", {"kv_bytes_per_block": 8192}, {"kv_bytes_per_block"}),
+    ("latency", _slower(1.5), {"decode 1 predicted"}),
+    ("toolchain", {"toolchain": {"numpy": "3"}}, {"numpy"}),
+    ("notes", {"notes": ("another",)}, {"a note", "another"}),
+    (
+        "graph",
+        {"engines": ((_FIRST, dataclasses.replace(_SECOND, operators={"Gemm": 3}, graph_digest="x")), engines_of(1))},
+        {"rank0/segment_01.engine graph", "rank0 Gemm", "rank0 RMSNormalization"},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "changes", "what"), _CHANGES, ids=[kind for kind, _, _ in _CHANGES])
+def test_a_difference_is_of_its_kind_and_of_no_other(
+    tmp_path: Path, base: Bundle, kind: str, changes: dict[str, Any], what: set[str]
+) -> None:
+    other = make_gpu(tmp_path / "b", **changes)
+    found = differences_of(base, other)
+    assert {(difference.kind, difference.what) for difference in found} == {(kind, name) for name in what}
+    paths = [str(base.path), str(other.path)]
+    assert diff([*paths, "--fail-on", kind]) == 1
+    assert diff(paths) == 0
+    assert diff([*paths, "--fail-on", ",".join(set(KINDS) - {kind})]) == 0
+
+
+def test_a_kernel_that_spills_is_a_difference(tmp_path: Path, base: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    with unfinished_bundle(tmp_path / "b") as folder:
+        fill_gpu(folder, KernelInfo("attend", 4, 1024, 2, 255, 16))
+        publish(folder, tmp_path / "b", gpu_manifest_of(folder))
+    assert diff([str(base.path), str(tmp_path / "b"), "--fail-on", "kernels"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert ["!", "kernels", "rank0", "sm_86", "attend_0", "registers", "96", "255", "+165.6%"] in map(str.split, lines)
+    assert any(line.split()[-4:] == ["0", "16", "from", "nothing"] for line in lines)
+
+
+def test_equal_bundles(base: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    assert diff([str(base.path), str(base.path), "--fail-on", ",".join(KINDS)]) == 0
+    assert capsys.readouterr().out == "no difference\n"
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "limit", "code"),
+    [
+        (1.3, "latency:5%", 0),
+        (1.3, "latency:4", 0),
+        (1.3, "latency:3.9%", 1),
+        (0.5, "latency:0%", 0),
+        (0.5, "latency", 1),
+    ],
+)
+def test_a_limit_forgives_what_shrinks_or_grows_a_little(
+    tmp_path: Path, base: Bundle, milliseconds: float, limit: str, code: int
+) -> None:
+    other = make_gpu(tmp_path / "b", **_slower(milliseconds))  # from 1.25 ms
+    assert diff([str(base.path), str(other.path), "--fail-on", limit]) == code
+
+
+def test_a_limit_does_not_forgive_what_has_no_counterpart(tmp_path: Path, base: Bundle) -> None:
+    other = make_gpu(tmp_path / "b", latency={})
+    assert diff([str(base.path), str(other.path), "--fail-on", "latency:50%"]) == 1
+
+
+def test_json_has_it_whole(tmp_path: Path, base: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    other = make_gpu(tmp_path / "b", weight_bytes=770)
+    assert diff([str(base.path), str(other.path), "--json", "--fail-on", "size:9%"]) == 1
+    assert json.loads(capsys.readouterr().out) == {
+        "first": str(base.path),
+        "second": str(other.path),
+        "failed": True,
+        "differences": [
+            {"kind": "size", "what": "weights", "first": 700, "second": 770, "growth": 10.0, "fails": True}
+        ],
+    }  # fmt: skip
+
+
+def test_a_cpu_bundle_and_one_for_another_machine_compare(tmp_path: Path, base: Bundle) -> None:
+    kinds = {difference.kind for difference in differences_of(make(tmp_path / "cpu"), base)}
+    assert {"target", "precision", "size", "kernels", "memory", "latency", "toolchain"} <= kinds
+    foreign = make_gpu(tmp_path / "b", hardware={"machine": "pdp11"})
+    assert diff([str(base.path), str(foreign.path)]) == 0
+
+
+@pytest.mark.parametrize("limit", ["speed", "latency:", "latency:fast", "latency:-1%", "latency:5%%"])
+def test_a_limit_that_means_nothing_is_refused(base: Bundle, limit: str) -> None:
+    with pytest.raises(OstinatoError, match="--fail-on"):
+        diff([str(base.path), str(base.path), "--fail-on", limit])
+
+
+def test_a_damaged_bundle_is_refused(tmp_path: Path, base: Bundle) -> None:
+    other = make_gpu(tmp_path / "b")
+    (other.path / "rank0" / "segment_00.engine").write_bytes(b"")
+    with pytest.raises(BundleError, match=r"segment_00\.engine has 0 bytes"):
+        diff([str(base.path), str(other.path)])
