@@ -10,6 +10,7 @@ from ostinato.engines.bundle import Bundle, list_files, open_bundle, publish, pu
 from ostinato.engines.errors import BuildError, BundleError
 from ostinato.engines.io_table import QUANTIZED_CACHES, SCALE_BYTES
 from ostinato.engines.manifest import FILE_NAME, Manifest, read_manifest
+from ostinato.engines.memory_table import LatencyTable
 from ostinato.engines.program import DTYPE_BYTES
 from ostinato.engines.recipe import GPU_TARGETS, Recipe
 from ostinato.engines.sizes import ModelSizes
@@ -18,6 +19,8 @@ from ostinato.plugins.source_digest import source_digest
 from .build_cache import BuildCache
 from .checkpoint import Checkpoint, check_tensors
 from .gguf_checkpoint import read_gguf
+from .gpu_plan import plan_for, usual_context
+from .gpus import gpu_named
 from .hf_checkpoint import read_hf_folder
 from .identity import Ingredients, ingredients_of, toolchain_versions
 from .lock import Pins
@@ -99,6 +102,7 @@ def _write(
     require_library(recipe.target)
     checkpoint = read_checkpoint(source)
     _check_fit(recipe, checkpoint)
+    latency = _planned_latency(recipe, checkpoint)
     from .ranks import write_ranks  # torch and ONNX: a bundle that is there needs neither
 
     ranks = write_ranks(recipe, checkpoint, folder, progress, max_build_memory)
@@ -106,11 +110,16 @@ def _write(
     (folder / "tokenizer").mkdir()
     write_tokenizer(source, folder / "tokenizer")
     progress.stage("publish")
-    return _manifest(recipe, identity, checkpoint, ranks, folder)
+    return _manifest(recipe, identity, checkpoint, ranks, latency, folder)
 
 
 def _manifest(
-    recipe: Recipe, identity: str, checkpoint: Checkpoint, ranks: tuple[RankResult, ...], folder: Path
+    recipe: Recipe,
+    identity: str,
+    checkpoint: Checkpoint,
+    ranks: tuple[RankResult, ...],
+    latency: LatencyTable,
+    folder: Path,
 ) -> Manifest:
     sizes, is_gpu = checkpoint.config.sizes, recipe.target in GPU_TARGETS
     return Manifest(
@@ -135,7 +144,18 @@ def _manifest(
         plugin_digest=source_digest() if is_gpu else "",
         engines=tuple(rank.engines for rank in ranks) if is_gpu else (),
         memory=memory_table(checkpoint.config, recipe) if is_gpu else None,
+        latency=latency,
     )
+
+
+def _planned_latency(recipe: Recipe, checkpoint: Checkpoint) -> LatencyTable:
+    """Predicted step times on the recipe's GPU, if it names one. Raises BuildError if the build does not fit it."""
+    if not recipe.gpu:
+        return {}
+    planned = plan_for(checkpoint.config, recipe, gpu_named(recipe.gpu), usual_context(recipe))
+    if planned.faults:
+        raise BuildError(f"the build does not fit: {'; '.join(planned.faults)}")
+    return planned.latency()
 
 
 def read_checkpoint(source: Path) -> Checkpoint:

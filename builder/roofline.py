@@ -7,10 +7,8 @@ and messages is not in it. Sources: data sheets (`gpus`). Model: Williams, Water
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ostinato.engines.memory_table import Latency
 from ostinato.engines.program import DTYPE_BYTES, StepShape
 from ostinato.engines.recipe import Recipe
 from ostinato.engines.shards import Shard
@@ -60,12 +58,6 @@ def predict_step(config: DecoderConfig, recipe: Recipe, gpu: Gpu, step: StepShap
         memory, compute, link = memory + moving, compute + computing, link + sending
         total += max(moving, computing) + sending
     return StepPrediction(step.key, 1e3 * memory, 1e3 * compute, 1e3 * link, 1e3 * total)
-
-
-def latency_table(predictions: Mapping[str, StepPrediction], gpu: Gpu, context: int) -> dict[str, Latency]:
-    """For a manifest: nothing of it is measured."""
-    basis = f"roofline of {gpu.name}, decode rows at {context} tokens of context"
-    return {key: Latency(prediction.total_ms, None, basis) for key, prediction in predictions.items()}
 
 
 def step_work(config: DecoderConfig, recipe: Recipe, shard: Shard, step: StepShape, context: int) -> Work:

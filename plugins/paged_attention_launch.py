@@ -42,10 +42,11 @@ def tiling(shape: AttentionShape) -> Tiling:
     context = shape.table_width * shape.block_size
     split = max(MIN_SPLIT, _power_of_two(-(-context // MAX_SPLITS)))
     wide, quantized = _head_pad(shape) > 64, shape.cache_dtype in QUANTIZED_CACHES
+    warps = 4 if _head_pad(shape) <= 128 else 8
     if shape.dtype == "float32":
         keys = 16 if wide else 32
-        return Tiling(split, keys, 1 if wide or quantized else 2, 16, keys, 4, 1)
-    prefill = (64, 32, 4, 1) if quantized else (64, 32 if wide else 64, 4, 2)
+        return Tiling(split, keys, 1 if wide or quantized else 2, 16, keys, warps, 1)
+    prefill = (64, 32, warps, 1) if quantized or warps > 4 else (64, 32 if wide else 64, warps, 2)
     return Tiling(split, 32 if wide else 64, 3, *prefill)
 
 
@@ -99,7 +100,7 @@ def decode_launches(shape: AttentionShape, step: StepShape, tiles: Tiling) -> tu
         "split": tiles.split_tokens,
         "tile": tiles.decode_keys,
     }
-    warps = 4 if group_pad <= 32 else 8
+    warps = 4 if group_pad * _head_pad(shape) < 4096 else 8
     first = _kernel(shape, "decode_attention", "decode_splits", read + handed, cut, (warps, tiles.decode_stages))
     join = {
         **_sizes(shape, "head_size", "head_pad", "window"),

@@ -15,6 +15,7 @@ import pytest
 
 from ostinato.builder import memory_plan, plan_command
 from ostinato.builder.cut import cut_at_operators
+from ostinato.builder.gpu_plan import plan_for
 from ostinato.builder.gpus import GPUS, gpu_named
 from ostinato.builder.half import is_halved
 from ostinato.builder.hf_config import config_from_hf
@@ -22,7 +23,7 @@ from ostinato.builder.kernel_report import kernel_specs
 from ostinato.builder.program_buffers import plan_buffers
 from ostinato.builder.rank_graph import StageGraphs, device_graph
 from ostinato.builder.rank_operators import rank_operators
-from ostinato.builder.roofline import attention_traffic, latency_table, predict_step, sampling_traffic
+from ostinato.builder.roofline import attention_traffic, predict_step, sampling_traffic
 from ostinato.builder.shard import weight_slices
 from ostinato.engines.errors import BuildError, RecipeError
 from ostinato.engines.program import DTYPE_BYTES, StepShape
@@ -185,7 +186,7 @@ def test_a_step_takes_as_long_as_its_weights_and_its_cache_take_to_read() -> Non
     prompt = predict_step(decoder, recipe(), gpu, StepShape("prefill", 2048, 64), 1000)
     assert prompt.bound == "compute"
     assert prompt.total_ms == pytest.approx(prompt.compute_ms + prompt.link_ms)
-    latency = latency_table({rows.key: rows}, gpu, 1000)["decode 64"]
+    latency = plan_for(decoder, recipe(), gpu, 1000).latency()["decode 64"]
     assert (latency.predicted_ms, latency.measured_ms) == (rows.total_ms, None)
     assert latency.basis == "roofline of h200, decode rows at 1000 tokens of context"
 
