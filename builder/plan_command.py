@@ -92,7 +92,7 @@ def step_view(planned: GpuPlan) -> Table:
             f"{1e3 * int(one.key.split()[1]) / one.total_ms:,.0f}",
         )
     table.caption = (
-        f"predicted, not measured: a roofline, with {planned.context} tokens of context in each decode row and none before "
-        "a prefill, and without the time to start kernels and transfers; MiB: activations"
+        f"predicted, not measured: a roofline, with {planned.context} tokens of context in each decode row and none "
+        "before a prefill, and without the time to start kernels and transfers; MiB: activations"
     )
     return table

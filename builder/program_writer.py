@@ -25,7 +25,7 @@ from .cut import Cut, Segment
 from .launch_plan import LaunchPlan
 from .program_buffers import BufferPlan, plan_buffers
 
-ENGINES = "engines"
+ENGINES, GRAPHS = "engines", "graphs"
 _SCHEMAS = {schema.name: schema for schema in (PAGED_ATTENTION, STATEFUL_SAMPLING)}
 _CALL_NAMES = {PAGED_ATTENTION.name: "attention", STATEFUL_SAMPLING.name: "sampling"}
 
@@ -68,6 +68,11 @@ def scratch_name(operator: str, name: str) -> str:
 
 def engine_file(segment: Segment) -> str:
     return f"{ENGINES}/{segment.name}.engine"
+
+
+def graph_file(segment: Segment) -> str:
+    """What the engine of that name computes, as ONNX with weights as inputs."""
+    return f"{GRAPHS}/{segment.name}.onnx"
 
 
 def _calls(cut: Cut, plan: LaunchPlan, buffers: BufferPlan, engine_files: Mapping[str, str]) -> Iterable[Call]:

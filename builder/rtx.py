@@ -25,11 +25,11 @@ from .half import Arrays
 from .kernel_compiler import Kernels, compile_kernels
 from .launch_plan import plan_launches
 from .program_buffers import DTYPES, shape_of
-from .program_writer import ENGINES, engine_file, write_program
+from .program_writer import ENGINES, GRAPHS, engine_file, graph_file, write_program
 from .rank_result import EngineInfo, EngineTensor, RankResult
-from .segment_model import append_aligned, write_segment
+from .segment_model import write_bare_graph, write_segment
 from .segment_names import with_engine_names
-from .weights import WEIGHT_FILE
+from .shared_weights import write_shared
 
 if TYPE_CHECKING:
     from .pipeline import Progress
@@ -49,7 +49,7 @@ def write_rank(
     max_build_memory: int | None = None,
     compile_all: Compile = compile_kernels,
 ) -> RankResult:
-    """Write program.json, engines/, kernels/ and, where weights are shared, weights.bin into `folder`.
+    """Write program.json, engines/, graphs/, kernels/ and, where weights are shared, weights.bin into `folder`.
 
     `graph`: in the recipe's precisions, sampling in its device form; its parameters are graph inputs, made by
     `parameters` in their stored types. `max_build_memory`: bytes of host memory that building engines may hold.
@@ -58,7 +58,7 @@ def write_rank(
     _refuse_options(recipe)
     share_all = recipe.tensorrt.engine_weights == "stripped"
     cut = with_engine_names(cut_at_operators(graph, parameters.keys(), share_all=share_all))
-    offsets, shared_bytes = _write_shared(cut, parameters, folder)
+    offsets, shared_bytes = write_shared(cut, parameters, folder)
     engines = _Engines(recipe, parameters, folder)
     _build_engines(cut, engines, folder, progress, max_build_memory)
     plan = plan_launches(cut.operators, recipe)
@@ -87,19 +87,6 @@ def _refuse_options(recipe: Recipe) -> None:
         )
 
 
-def _write_shared(cut: Cut, parameters: Arrays, folder: Path) -> tuple[dict[str, int], int]:
-    """Put every shared parameter into weights.bin, once; returns where each lies, and their bytes together."""
-    if not cut.shared:
-        return {}, 0
-    offsets, total = {}, 0
-    with (folder / WEIGHT_FILE).open("wb") as file:
-        for value in cut.shared:
-            array = parameters[value.name]()
-            offsets[value.name] = append_aligned(file, array)
-            total += array.nbytes
-    return offsets, total
-
-
 class _Engines:
     """Builds one engine after another; segments that are the same graph of no weights share one."""
 
@@ -119,6 +106,7 @@ class _Engines:
             return
         job = self._job(segment, model)
         info = process.build(job, weight_bytes, lambda phase, *_: progress.detail(f"{segment.name}: {phase}"))
+        write_bare_graph(model, self._folder / graph_file(segment))
         proto = ir.serde.deserialize_model(onnx.load_model_from_string(graph))
         self.built.append(replace(info, operators=operator_counts(proto.graph), graph_digest=graph_digest(proto.graph)))
         self.files[segment.name] = self._by_graph[graph] = info.file
@@ -140,8 +128,8 @@ class _Engines:
 
 def _build_engines(cut: Cut, engines: _Engines, folder: Path, progress: Progress, max_build_memory: int | None) -> None:
     """Every segment's engine, in order."""
-    (folder / _WORK).mkdir()
-    (folder / ENGINES).mkdir()
+    for name in (_WORK, ENGINES, GRAPHS):
+        (folder / name).mkdir()
     progress.stage("engines", len(cut.segments))
     with EngineProcess(max_build_memory) as process:
         for segment in cut.segments:

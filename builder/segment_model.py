@@ -42,6 +42,16 @@ def write_segment(segment: Segment, parameters: Arrays, opset: int, folder: Path
     return graph, total
 
 
+def write_bare_graph(model: Path, path: Path) -> None:
+    """Copy the graph file `model` to `path`, weights as inputs: what ONNX Runtime runs where TensorRT does not."""
+    proto = onnx.load(model, load_external_data=False)
+    stored = [tensor for tensor in proto.graph.initializer if onnx.external_data_helper.uses_external_data(tensor)]
+    for tensor in stored:
+        proto.graph.initializer.remove(tensor)
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    path.write_bytes(proto.SerializeToString(deterministic=True))
+
+
 def append_aligned(file: Any, array: NDArray[Any]) -> int:
     """Write an array's bytes at the next aligned place of a binary file; returns that place."""
     file.write(b"\0" * (-file.tell() % ALIGNMENT))

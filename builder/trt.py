@@ -38,14 +38,14 @@ from .half import Arrays
 from .kernel_compiler import Kernels, compile_kernels
 from .launch_plan import LaunchPlan, plan_launches
 from .program_buffers import DTYPES, shape_of
-from .program_writer import ENGINES, engine_file, write_program
+from .program_writer import ENGINES, GRAPHS, engine_file, graph_file, write_program
 from .rank_result import RankResult
-from .segment_model import append_aligned, write_segment
+from .segment_model import write_bare_graph, write_segment
+from .shared_weights import write_shared
 from .trt_collective import Collective
 from .trt_graph import ask_for_plugins, stand_in_collectives, whole_cut, write_whole
 from .trt_presence import missing_tensorrt
 from .trt_profiles import bucket_profiles
-from .weights import WEIGHT_FILE
 
 if TYPE_CHECKING:
     from .pipeline import Progress
@@ -88,7 +88,7 @@ def write_rank(
     progress: Progress,
     tools: Tools = Tools(),
 ) -> RankResult:
-    """Write program.json, engines/, kernels/, timing.cache and, where they are needed, refit/ and weights.bin.
+    """Write program.json, engines/, graphs/, kernels/, timing.cache and, where needed, refit/ and weights.bin.
 
     `graph`: in the recipe's precisions, sampling in its device form; its parameters are graph inputs, made by
     `parameters` in their stored types. `sizes`: the rank's own.
@@ -105,7 +105,7 @@ def write_rank(
     collectives = _to_plugins(graph.graph, recipe, plan) if is_inside else {}
     cut = whole_cut(graph.graph, parameters.keys()) if is_inside else cut_at_operators(graph, parameters.keys())
     shop = _Shop(builder, recipe, folder, launcher, collectives, progress)
-    offsets, shared_bytes = _write_shared(cut, parameters, folder)
+    offsets, shared_bytes = write_shared(cut, parameters, folder)
     inside_bytes, engines, notes = _build_engines(shop, cut, parameters, cache)
     program = write_program(cut, plan, kernels, offsets, recipe.limits.max_blocks_per_row)
     (folder / FILE_NAME).write_text((in_place(program) if is_inside else program).to_json())
@@ -173,20 +173,6 @@ def _check_gpu(recipe: Recipe, found: str) -> None:
         )
 
 
-def _write_shared(cut: Cut, parameters: Arrays, folder: Path) -> tuple[dict[str, int], int]:
-    """Put parameters that several engines read into weights.bin, once; returns where each lies, and their bytes."""
-    offsets: dict[str, int] = {}
-    total = 0
-    if not cut.shared:
-        return offsets, total
-    with (folder / WEIGHT_FILE).open("wb") as file:
-        for value in cut.shared:
-            array = parameters[value.name]()
-            offsets[value.name] = append_aligned(file, array)
-            total += array.nbytes
-    return offsets, total
-
-
 def _build_engines(
     shop: _Shop, cut: Cut, parameters: Arrays, cache: timing_cache.TimingCache
 ) -> tuple[int, tuple[EngineInfo, ...], tuple[str, ...]]:
@@ -196,6 +182,7 @@ def _build_engines(
     work = shop.folder / (REFIT if keeps else _WORK)
     work.mkdir()
     (shop.folder / ENGINES).mkdir()
+    (shop.folder / GRAPHS).mkdir()
     total = 0
     engines: list[EngineInfo] = []
     notes: list[str] = []
@@ -204,6 +191,7 @@ def _build_engines(
     shop.progress.stage("engines", len(cut.segments))
     for segment in cut.segments:
         model, weight_bytes = write(segment, parameters, opset, work)
+        write_bare_graph(model, shop.folder / graph_file(segment))
         job = _job(segment, shop, model)
         built = shop.builder.build(job, shop.collectives, shop.launcher, cache, shop.progress.detail)
         cache = cache.grown(built.timing_cache, bool(built.notes))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from ostinato.builder.engine_job import EngineJob, check_profiles, step_profiles
@@ -107,7 +108,8 @@ def test_program_reads_back_and_every_file_is_there(made: Built) -> None:
     program = made.program
     engines = {call.engine for call in program.calls if isinstance(call, EngineCall)}
     kernels = {f"kernels/{arch}/{name}.cubin" for arch, by_name in program.kernels.items() for name in by_name}
-    wanted = engines | kernels | {"program.json"}
+    graphs = {f"graphs/{Path(engine).stem}.onnx" for engine in engines}
+    wanted = engines | graphs | kernels | {"program.json"}
     weights = [buffer for buffer in program.buffers if buffer.kind == "weight"]
     wanted |= {"weights.bin"} if weights else set()
     files = {path.relative_to(made.folder).as_posix() for path in made.folder.rglob("*") if path.is_file()}
@@ -143,6 +145,20 @@ def test_records_say_what_the_engines_are(made: Built) -> None:
 @every
 def test_every_weight_is_counted_once(made: Built) -> None:
     assert made.result.weight_bytes == sum(make().nbytes for make in made.rank.parameters.values())
+
+
+@every
+def test_graphs_beside_the_engines_run_elsewhere(made: Built) -> None:
+    """Bare of weights: those of segments whose engines hold theirs are inputs too."""
+    names: list[str] = []
+    for info in made.result.engines:
+        session = onnxruntime.InferenceSession(made.folder / "graphs" / f"{Path(info.file).stem}.onnx")
+        inputs = {put.name for put in session.get_inputs()}
+        assert inputs >= {tensor.name for tensor in info.inputs}
+        assert {put.name for put in session.get_outputs()} == {tensor.name for tensor in info.outputs}
+        names += inputs - {tensor.name for tensor in info.inputs}
+    held = {buffer.name for buffer in made.program.buffers if buffer.kind == "weight"}
+    assert bool(names) == (held != set(made.rank.parameters))
 
 
 def test_profiles_hold_every_step_shape(qwen3: Built) -> None:

@@ -145,7 +145,7 @@ def test_one_strongly_typed_engine_with_our_operators_as_plugins(checkpoint: Che
     assert config().flags == {FLAG.EDITABLE_TIMING_CACHE}, "TF32 is off, and nothing is on that the recipe leaves out"
     assert [engine.file for engine in result.engines] == ["engines/decoder.engine"]
     assert sorted(path.relative_to(folder).parts[0] for path in folder.iterdir()) == [
-        "engines", "kernels", "program.json", "timing.cache",
+        "engines", "graphs", "kernels", "program.json", "timing.cache",
     ]  # fmt: skip
     assert result.toolchain["tensorrt-cu13"] == trt.__version__
     assert result.hardware["compute_capabilities"] == "9.0"
