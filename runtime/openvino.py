@@ -83,9 +83,17 @@ class OpenVINOExecutor:
             progress("warm buckets", done, len(batches))
 
     def run(self, batch: Batch) -> OpenVINOTicket:
-        """Start a step. The batch's arrays are copied here, so the caller may reuse them."""
+        """Start a step. The batch's arrays are copied here, so the caller may reuse them. Raises DeviceError."""
         if self._is_exact or batch.query_starts[-1] < len(batch.input_ids):
             batch = with_end_row(batch, self._limits.block_size)
+        try:
+            self._bind(batch)
+            self._request.start_async()
+        except RuntimeError as error:
+            raise DeviceError(f"OpenVINO did not start a step of {batch.num_tokens} tokens: {error}") from None
+        return OpenVINOTicket(self, batch)
+
+    def _bind(self, batch: Batch) -> None:
         for name in self._names:
             array: NDArray[np.int32] = getattr(batch, name)
             key = (name, array.shape)
@@ -95,8 +103,6 @@ class OpenVINOExecutor:
             else:
                 tensor.data[...] = array
             self._request.set_tensor(name, tensor)
-        self._request.start_async()
-        return OpenVINOTicket(self, batch)
 
     def finish(self, batch: Batch) -> Sampled:
         """Wait for the running step and sample its rows."""

@@ -14,12 +14,14 @@ import openvino as ov
 import pytest
 from numpy.typing import NDArray
 
-from ostinato.engines.errors import BundleError
+from ostinato.engines.errors import BundleError, DeviceError
 from ostinato.engines.sizes import Limits
 from ostinato.runtime import LLM, Choice, Completion, RuntimeConfig, SamplingParams
+from ostinato.runtime.batch import warmup_batches
 from ostinato.runtime.request import Request
 from tests.bundles import (
     BLOCK_SIZE,
+    LIMITS,
     MODELS,
     NUM_BYTES,
     Bench,
@@ -320,3 +322,13 @@ def test_a_step_that_openvino_fails_ends_its_requests_and_no_others(bundles: Bun
         assert "OpenVINO failed in a step of 34 tokens: the plugin gave up" in str(choice.error)
     for prompt, choice in zip([*prompts[3:], prompts[0]], [*choices[3:], again], strict=True):
         assert list(choice.token_ids) == bundles.greedy(LLAMA, prompt, NUM_TOKENS)
+
+
+def test_a_step_that_can_not_start_is_a_refusal(bundles: Bundles) -> None:
+    """A second step while one runs: the library says no."""
+    with bench(bundles.bundle(LLAMA), LIMITS) as parts:
+        batch = max(warmup_batches(LIMITS), key=lambda batch: len(batch.input_ids))
+        parts.executor.run(batch)
+        with pytest.raises(DeviceError, match="did not start a step of"):
+            parts.executor.run(batch)
+        parts.executor._request.wait()
