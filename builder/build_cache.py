@@ -33,16 +33,26 @@ class BuildCache:
     max_bytes: int = MAX_BYTES
 
     def fetch(self, identity: str, folder: Path) -> bool:
-        """Put the bundle of that identity into the empty `folder`; False if it is not here, or not whole any more."""
-        entry = self.folder / identity
+        """Put the bundle of that identity into the empty `folder`; False if it is not here, or not whole any more.
+
+        Raises BundleError where the cache folder can't be used.
+        """
         if not self.folder.is_dir():
             return False
+        try:
+            return self._fetched(self.folder / identity, folder)
+        except OSError as error:
+            raise BundleError(
+                f"the build cache {self.folder} can't be used ({error}): mend that, or give --no-cache"
+            ) from None
+
+    def _fetched(self, entry: Path, folder: Path) -> bool:
         with self._locked():
             if not entry.is_dir():
                 return False
             _clone(entry, folder)
             os.utime(entry)
-        if _is_whole(folder, identity):
+        if _is_whole(folder, entry.name):
             return True
         for left in folder.iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()

@@ -21,6 +21,7 @@ from .pipeline import read_checkpoint
 from .progress import ConsoleProgress
 from .prompts import QUESTIONS
 from .source import resolve_source
+from .termination import orderly_termination
 from .verdict_report import save_verdict, verdict_table
 from .verify import NUM_TOKENS, Verdict, schedules_for
 from .verify import verify as verify_bundle
@@ -45,7 +46,7 @@ def build(argv: list[str]) -> int:
     recipe = read_recipe(arguments.recipe, arguments.set)
     out = arguments.out or STORE / recipe.name
     console = Console()
-    with ConsoleProgress(console).shown() as progress:
+    with orderly_termination(), ConsoleProgress(console).shown() as progress:
         built = build_bundle(
             recipe,
             out,
@@ -129,10 +130,11 @@ def _summary(bundle: Bundle) -> Table:
     manifest = bundle.manifest
     sizes, limits = manifest.sizes, manifest.limits
     pool = manifest.kv_bytes_per_block * limits.num_blocks
+    needs = ", ".join(f"{key} {value}" for key, value in sorted(manifest.hardware.items()))
     table = Table(show_header=False, title=str(bundle.path), title_justify="left")
     for key, value in (
         ("identity", manifest.identity[:16]),
-        ("target", f"{manifest.target} on {manifest.hardware.get('machine', 'any machine')}"),
+        ("target", f"{manifest.target}; needs {needs}"),
         ("model", f"{sizes.architecture}, {sizes.num_layers} layers, vocabulary {sizes.vocab_size}"),
         ("weights", f"{manifest.weights}, {_mebibytes(manifest.weight_bytes)}"),
         ("KV cache", f"{manifest.kv_cache}, {_mebibytes(pool)} for {limits.kv_tokens} tokens"),

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ostinato.engines.engine_record import EngineProfile, EngineTensor
 from ostinato.engines.errors import BuildError
-from ostinato.engines.io_table import Dim
 from ostinato.engines.sizes import Limits
 from ostinato.engines.tensorrt_options import TensorRTOptions
-
-from .rank_result import EngineProfile, EngineTensor
 
 Range = tuple[int, int, int]  # min, opt, max
 Sizes = tuple[int, ...]
@@ -48,16 +46,17 @@ def step_profiles(inputs: Iterable[EngineTensor], limits: Limits) -> tuple[Engin
     }
     tensors = tuple(inputs)
     profiles = tuple(
-        EngineProfile(name, {tensor.name: _shapes(tensor.shape, by_symbol) for tensor in tensors})
+        EngineProfile(name, {tensor.name: profile_shapes(tensor, by_symbol) for tensor in tensors})
         for name, by_symbol in ranges.items()
     )
     check_profiles(profiles)
     return profiles
 
 
-def _shapes(shape: tuple[Dim, ...], ranges: Mapping[str, Range]) -> tuple[Sizes, Sizes, Sizes]:
+def profile_shapes(tensor: EngineTensor, ranges: Mapping[str, Range]) -> tuple[Sizes, Sizes, Sizes]:
+    """Min, opt and max of an input; `ranges`: of every symbol in its shape."""
     least, usual, most = (
-        tuple(size if isinstance(size, int) else ranges[size][place] for size in shape) for place in range(3)
+        tuple(size if isinstance(size, int) else ranges[size][place] for size in tensor.shape) for place in range(3)
     )
     return least, usual, most
 

@@ -14,10 +14,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 
+from ostinato.engines.engine_record import EngineInfo
 from ostinato.engines.errors import BuildError
 
 from .engine_job import EngineJob
-from .rank_result import EngineInfo
+from .termination import interrupts_held
 
 Heard = Callable[[str, int, int], None]  # phase, step, steps
 _PAGE = resource.getpagesize()
@@ -49,13 +50,14 @@ class EngineProcess:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open until close)
         self._connection, theirs = multiprocessing.Pipe()
         # A fresh interpreter: a fork would inherit the locks of torch's threads, and its memory.
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _MAIN, str(theirs.fileno()), str(max_memory or 0)],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=self._said,
-        )
+        with interrupts_held():
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _MAIN, str(theirs.fileno()), str(max_memory or 0)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._said,
+                stderr=self._said,
+            )
         theirs.close()
 
     def build(self, job: EngineJob, weight_bytes: int, heard: Heard) -> EngineInfo:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from ostinato.engines.errors import CheckpointError
 
@@ -28,7 +30,7 @@ def read_hf_folder(folder: Path) -> Checkpoint:
     shapes: dict[str, tuple[int, ...]] = {}
     formats: dict[str, str] = {}
     for file in sorted(set(files.values())):
-        with safe_open(file, framework="pt") as tensors:
+        with _opened(file) as tensors:
             for name in sorted(name for name, owner in files.items() if owner == file):
                 part = tensors.get_slice(name)
                 if part.get_dtype() not in _FLOATS:
@@ -38,7 +40,7 @@ def read_hf_folder(folder: Path) -> Checkpoint:
                 shapes[name], formats[name] = tuple(part.get_shape()), _FLOATS[part.get_dtype()]
 
     def read(name: str, part: Part | None = None) -> F32:
-        with safe_open(files[name], framework="pt") as tensors:  # maps the file: only pages that are touched load
+        with _opened(files[name]) as tensors:
             stored = tensors.get_slice(name)[_index(part)] if part else tensors.get_tensor(name)
             array: F32 = stored.float().numpy()
         return array
@@ -54,6 +56,16 @@ def read_hf_folder(folder: Path) -> Checkpoint:
     )
 
 
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A safetensors file, mapped: only pages that are touched load. Raises CheckpointError for one that is cut."""
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} does not read as safetensors ({error}): download it again") from None
+
+
 def _index(part: Part) -> tuple[slice, ...]:
     return (*(slice(None),) * part.axis, slice(part.start, part.stop))
 
@@ -64,7 +76,7 @@ def _table(path: Path) -> dict[str, Any]:
         return {}
     try:
         table = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from None
     if not isinstance(table, dict):
         raise CheckpointError(f"{path} holds no JSON object: publish the checkpoint again")
@@ -79,7 +91,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
         if absent := sorted({file.name for file in files.values() if not file.is_file()}):
             raise CheckpointError(f"{folder} lacks the files {', '.join(absent)} that its index names: download them")
     elif (folder / "model.safetensors").is_file():
-        with safe_open(folder / "model.safetensors", framework="pt") as tensors:
+        with _opened(folder / "model.safetensors") as tensors:
             files = dict.fromkeys(tensors.keys(), folder / "model.safetensors")
     else:
         raise CheckpointError(f"{folder} has no *.safetensors: convert it, as pickled weights are not read")

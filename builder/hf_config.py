@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,12 @@ _NEEDED = (
     "max_position_embeddings", "rms_norm_eps",
 )  # fmt: skip
 _ALSO_NEEDED = {"mistral": ("num_key_value_heads", "sliding_window"), "qwen3": ("head_dim",)}
+_COUNTS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "max_window_layers", "sliding_window",
+)  # fmt: skip
+_MAY_BE_ZERO = ("max_window_layers", "sliding_window")
+_MAY_BE_NULL = ("num_key_value_heads", "head_dim", "max_window_layers", "sliding_window")
 _ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),
@@ -39,6 +46,7 @@ _ROPE_KEYS = {
 def config_from_hf(table: Mapping[str, Any], where: str) -> DecoderConfig:
     """The decoder that a config describes; raises CheckpointError for what this builder can't carry out."""
     architecture = _checked_architecture(table, where)
+    _check_kinds(table, where)
     num_heads = table["num_attention_heads"]
     attention_bias = bool(table.get("attention_bias", False))
     return DecoderConfig(
@@ -54,7 +62,7 @@ def config_from_hf(table: Mapping[str, Any], where: str) -> DecoderConfig:
             max_positions=table["max_position_embeddings"],
             sliding_window=_sliding_window(table, architecture, where),
         ),
-        rms_eps=table["rms_norm_eps"],
+        rms_eps=_number(table, "rms_norm_eps", where),
         rope=_rope_from_hf(table, where),
         tied=bool(table.get("tie_word_embeddings", False)),
         qkv_bias=True if architecture == "qwen2" else attention_bias,
@@ -83,6 +91,33 @@ def _checked_architecture(table: Mapping[str, Any], where: str) -> str:
     return str(architecture)
 
 
+def _check_kinds(table: Mapping[str, Any], where: str) -> None:
+    """Counts are whole numbers, tables are tables: a config may be written by hand."""
+    for key in _COUNTS:
+        value = table.get(key)
+        if value is None and (key in _MAY_BE_NULL or key not in table):
+            continue
+        least = 0 if key in _MAY_BE_ZERO else 1
+        if type(value) is not int or value < least:
+            raise CheckpointError(f"{where} has {key} {value!r}: give a whole number of {least} or more")
+    for key, kind, wanted in (
+        ("rope_parameters", dict, "an object"), ("rope_scaling", dict, "an object"), ("layer_types", list, "a list"),
+    ):  # fmt: skip
+        if not isinstance(table.get(key), kind | None):
+            raise CheckpointError(f"{where} has {key} {table[key]!r}: give {wanted}, or leave it out")
+    heads, width = table["num_attention_heads"], table["hidden_size"]
+    if table.get("head_dim") is None and width % heads:
+        raise CheckpointError(f"{where} has hidden_size {width} for {heads} heads and no head_dim: add one")
+
+
+def _number(table: Mapping[str, Any], key: str, where: str) -> float:
+    """A positive number."""
+    value = table[key]
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise CheckpointError(f"{where} has {key} {value!r}: give a number above 0")
+    return float(value)
+
+
 def _sliding_window(table: Mapping[str, Any], architecture: str, where: str) -> int:
     """The window that every layer has, or 0; layers that differ are refused."""
     window = table.get("sliding_window") or 0
@@ -93,13 +128,14 @@ def _sliding_window(table: Mapping[str, Any], architecture: str, where: str) -> 
     num_layers = table["num_hidden_layers"]
     kinds = table.get("layer_types")
     if kinds is None:
-        first = table.get("max_window_layers", 28) if architecture != "mistral" else 0
+        given = table.get("max_window_layers")
+        first = 0 if architecture == "mistral" else 28 if given is None else given
         kinds = ["full_attention" if layer < first else "sliding_attention" for layer in range(num_layers)]
     if not window or all(kind == "full_attention" for kind in kinds):
         return 0
     if any(kind != "sliding_attention" for kind in kinds):
         raise CheckpointError(
-            f"{where} mixes layer types {sorted(set(kinds))}: this builder needs one window for all layers"
+            f"{where} mixes layer types {sorted(set(map(str, kinds)))}: this builder needs one window for all layers"
         )
     return int(window)
 
@@ -107,7 +143,8 @@ def _sliding_window(table: Mapping[str, Any], architecture: str, where: str) -> 
 def _rope_from_hf(table: Mapping[str, Any], where: str) -> Rope:
     """Both spellings: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
     scaling = dict(table.get("rope_parameters") or table.get("rope_scaling") or {})
-    theta = float(scaling.pop("rope_theta", None) or table.get("rope_theta") or 10000.0)
+    given = scaling.pop("rope_theta", None)
+    theta = _number({"rope_theta": given or table.get("rope_theta") or 10000.0}, "rope_theta", where)
     kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
     scaling.pop("type", None)
     if kind not in _ROPE_KEYS:
@@ -120,12 +157,12 @@ def _rope_from_hf(table: Mapping[str, Any], where: str) -> Rope:
     if kind == "default":
         return Rope(theta)
     if kind == "linear":
-        return Rope(theta, kind, factor=float(scaling["factor"]))
+        return Rope(theta, kind, factor=_number(scaling, "factor", where))
     return Rope(
         theta,
         kind,
-        factor=float(scaling["factor"]),
-        low_freq_factor=float(scaling["low_freq_factor"]),
-        high_freq_factor=float(scaling["high_freq_factor"]),
-        original_max_positions=int(scaling["original_max_position_embeddings"]),
+        factor=_number(scaling, "factor", where),
+        low_freq_factor=_number(scaling, "low_freq_factor", where),
+        high_freq_factor=_number(scaling, "high_freq_factor", where),
+        original_max_positions=int(_number(scaling, "original_max_position_embeddings", where)),
     )

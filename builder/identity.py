@@ -64,11 +64,6 @@ def ingredients_of(recipe: Recipe, source: Path) -> Ingredients:
     )
 
 
-def bundle_identity(recipe: Recipe, source: Path) -> str:
-    """Equal identities mean equal bundles."""
-    return ingredients_of(recipe, source).identity
-
-
 def toolchain_versions(target: str = "cpu") -> dict[str, str]:
     """Package → version of everything that takes part in a build for the target."""
     return {name: _version(name) for name in (*TOOLCHAIN, *TARGET_TOOLCHAIN[target])}

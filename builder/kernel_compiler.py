@@ -2,18 +2,20 @@
 
     KernelSpec ─ triton.compile ─▶ PTX ─ ptxas ─▶ folder/sm_XX/{name}.cubin, KernelInfo
 
-Two processes at most. Triton keeps what it compiles in a cache of its own on disk; here that is a folder which lives
-as long as one call, so nothing that an earlier version or another setting left behind can come back.
+Two processes at most. Triton keeps what it compiles in a cache of its own on disk; here that is a folder beside the
+cubins which lives as long as one call, so nothing that an earlier version or another setting left behind can come back.
 """
 
 from __future__ import annotations
 
 import importlib
 import multiprocessing
+import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ from ostinato.engines.architectures import KERNEL_ARCHITECTURES
 from ostinato.engines.errors import BuildError
 from ostinato.engines.program import KernelInfo
 from ostinato.plugins.kernel_launch import KernelSpec
+
+from .termination import interrupts_held
 
 if TYPE_CHECKING:
     from .pipeline import Progress
@@ -49,6 +53,7 @@ _MAX_SHARED_BYTES = {
 }  # fmt: skip
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)")
 Kernels = dict[str, dict[str, KernelInfo]]
+Compile = Callable[[Iterable[KernelSpec], Sequence[str], Path, "Progress"], Kernels]  # as `compile_kernels`
 
 
 @dataclass(frozen=True)
@@ -86,20 +91,21 @@ def compile_kernels(
     for arch in archs:
         (folder / arch).mkdir(parents=True, exist_ok=True)
     kernels: Kernels = {arch: {} for arch in archs}
-    for job, info in _compile_all(jobs, progress):
+    for job, info in _compile_all(jobs, folder, progress):
         kernels[job.arch][job.spec.name] = info
     return kernels
 
 
-def _compile_all(jobs: Sequence[_Job], progress: Progress) -> Iterator[tuple[_Job, KernelInfo]]:
+def _compile_all(jobs: Sequence[_Job], folder: Path, progress: Progress) -> Iterator[tuple[_Job, KernelInfo]]:
     if not jobs:
         return
     context = multiprocessing.get_context("spawn")
     with (
-        tempfile.TemporaryDirectory(prefix="ostinato-kernels-") as cache,
+        tempfile.TemporaryDirectory(prefix=".cache-", dir=folder.absolute()) as cache,
         ProcessPoolExecutor(min(_MAX_PROCESSES, len(jobs)), context, _settle, (cache,)) as pool,
     ):
-        futures = [pool.submit(_compile, job) for job in jobs]
+        with interrupts_held():
+            futures = [pool.submit(_compile, job) for job in jobs]
         try:
             for job, future in zip(jobs, futures, strict=True):
                 progress.detail(f"{job.arch}: {job.spec.function}")
@@ -111,15 +117,24 @@ def _compile_all(jobs: Sequence[_Job], progress: Progress) -> Iterator[tuple[_Jo
                 "see that some 2 GB of memory are free, and build again"
             ) from None
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)  # what still runs would write into the cache while it is removed
 
 
 def _settle(cache: str) -> None:
-    """Once a process: settings of Triton that would make a cubin depend on more than its spec."""
-    knobs.cache.dir = cache
+    """Once a process: settings of Triton that would make a cubin depend on more than its spec; all files in `cache`."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    tempfile.tempdir = knobs.cache.dir = cache
     knobs.compilation.always_compile = True
     knobs.compilation.disable_line_info = True  # else the checkout's path is in every cubin
     knobs.runtime.override_arch = None
+
+
+def _end_with_parent() -> None:
+    """A process of the pool holds both ends of its queue, so it would wait for ever for a build that was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "runs in a process of the pool"
+    parent.join()
+    os._exit(1)
 
 
 def _compile(job: _Job) -> KernelInfo:

@@ -21,6 +21,7 @@ from .kernel_compiler import compile_kernels
 from .kernel_report import kernel_specs, report_record, resource_view, spills, traffic, traffic_view
 from .progress import ConsoleProgress
 from .rank_operators import RankOperators, rank_operators
+from .termination import orderly_termination
 
 DEMO = Path(recipes.__file__).parent / "recipes" / "smollm2-135m-rtx.toml"
 _CONTEXT = 1024
@@ -46,7 +47,7 @@ def kernels(argv: list[str]) -> int:
     specs = kernel_specs(ranks)
     capabilities = [_CAPABILITIES[arch] for arch in arguments.arch or sorted(_CAPABILITIES, key=_number)]
     progress = ConsoleProgress(Console(stderr=True))  # standard output is the report's
-    with _folder(arguments.out) as folder, progress.shown():
+    with orderly_termination(), _folder(arguments.out) as folder, progress.shown():
         compiled = compile_kernels(specs, capabilities, folder, progress, spills_allowed=True)
     context = min(_CONTEXT, recipe.limits.max_context - 1)
     moved = traffic(ranks[-1], recipe, context)
@@ -69,6 +70,10 @@ def _ranks(recipe: Recipe, config: Path | None) -> list[RankOperators]:
 @contextmanager
 def _folder(out: Path | None) -> Iterator[Path]:
     if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecipeError(f"--out {out} can't be made a folder ({error.strerror}): give another") from None
         yield out
     else:
         with tempfile.TemporaryDirectory(prefix="ostinato-kernels-") as folder:

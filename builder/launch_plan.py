@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostinato.engines.errors import BuildError
-from ostinato.engines.program import StepShape
+from ostinato.engines.program import KernelLaunch, StepShape
 from ostinato.engines.recipe import Recipe
 from ostinato.engines.sizes import MAX_LOGIT_BIAS, MAX_LOGPROBS, Limits
 from ostinato.plugins.kernel_launch import KernelSpec, Launch, Scratch
@@ -64,6 +64,11 @@ def plan_launches(operators: Iterable[ir.Node], recipe: Recipe) -> LaunchPlan:
         launches[STATEFUL_SAMPLING.name] = {step.key: stateful_sampling_launches(sampling, step) for step in steps}
         scratch[STATEFUL_SAMPLING.name] = stateful_sampling_scratch(sampling, steps)
     return LaunchPlan(steps, launches, scratch)
+
+
+def launch_record(launch: Launch) -> KernelLaunch:
+    """As a program keeps it."""
+    return KernelLaunch(launch.kernel.name, launch.grid, tuple(pointer.name for pointer in launch.kernel.pointers))
 
 
 def attention_attributes(node: ir.Node) -> AttentionAttributes:

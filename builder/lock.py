@@ -48,10 +48,17 @@ def lock_of(ingredients: Ingredients, manifest: Manifest) -> Lock:
 
 
 def write_lock(path: Path, lock: Lock) -> None:
-    """Put the lock in place with one rename."""
+    """Put the lock in place with one rename. Raises BuildError where it can't be written."""
     unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(lock.to_json())
-    os.replace(unfinished, path)
+    try:
+        unfinished.write_text(lock.to_json())
+        os.replace(unfinished, path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise BuildError(
+            f"the bundle is built, but its lock {path} can't be written ({error.strerror}): mend that, and build again "
+            "with --lock"
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ostinato.engines.engine_record import EngineTensor
 from ostinato.engines.io_table import DEVICE_SAMPLING_INPUTS, STATE_INPUTS, STEP_INPUTS, Dim
 from ostinato.engines.program import Buffer, Kind
 from ostinato.plugins.paged_attention import PAGED_ATTENTION
@@ -49,6 +50,11 @@ class BufferPlan:
 
 def shape_of(value: ir.Value) -> tuple[Dim, ...]:
     return tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
+
+
+def engine_tensors(segment: Segment, values: Iterable[ir.Value]) -> tuple[EngineTensor, ...]:
+    """What the segment's engine takes or gives, under the engine's names."""
+    return tuple(EngineTensor(segment.tensor(value), DTYPES[value.dtype], shape_of(value)) for value in values)
 
 
 def plan_buffers(cut: Cut, offsets: Mapping[str, int], table_width: int) -> BufferPlan:

@@ -13,19 +13,17 @@ from ostinato.engines.program import (
     EngineCall,
     KernelCall,
     KernelInfo,
-    KernelLaunch,
     Program,
 )
-from ostinato.plugins.kernel_launch import Launch
 from ostinato.plugins.operator_schema import OperatorSchema
 from ostinato.plugins.paged_attention import PAGED_ATTENTION
 from ostinato.plugins.stateful_sampling import STATEFUL_SAMPLING
 
 from .cut import Cut, Segment
-from .launch_plan import LaunchPlan
+from .launch_plan import LaunchPlan, launch_record
 from .program_buffers import BufferPlan, plan_buffers
 
-ENGINES, GRAPHS = "engines", "graphs"
+ENGINES, GRAPHS, KERNELS = "engines", "graphs", "kernels"  # folders of a rank
 _SCHEMAS = {schema.name: schema for schema in (PAGED_ATTENTION, STATEFUL_SAMPLING)}
 _CALL_NAMES = {PAGED_ATTENTION.name: "attention", STATEFUL_SAMPLING.name: "sampling"}
 
@@ -54,7 +52,7 @@ def write_program(
         calls=tuple(_calls(cut, plan, buffers, engine_files or {})),
         step_shapes=plan.steps,
         launches={
-            operator: {key: tuple(map(_launch, launches)) for key, launches in by_step.items()}
+            operator: {key: tuple(map(launch_record, launches)) for key, launches in by_step.items()}
             for operator, by_step in plan.launches.items()
         },
         kernels=kernels,
@@ -102,7 +100,3 @@ def _kernel_call(node: ir.Node, number: int, plan: LaunchPlan, buffers: BufferPl
     arguments |= {one.name: scratch_name(schema.name, one.name) for one in plan.scratch[schema.name]}
     name = _CALL_NAMES[schema.name]
     return KernelCall(f"{name}_{number:02}" if schema is PAGED_ATTENTION else name, schema.name, arguments)
-
-
-def _launch(launch: Launch) -> KernelLaunch:
-    return KernelLaunch(launch.kernel.name, launch.grid, tuple(pointer.name for pointer in launch.kernel.pointers))

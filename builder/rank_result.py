@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ostinato.engines.engine_record import EngineInfo as EngineInfo
-from ostinato.engines.engine_record import EngineProfile as EngineProfile
-from ostinato.engines.engine_record import EngineTensor as EngineTensor
+from ostinato.engines.engine_record import EngineInfo
 
 
 @dataclass(frozen=True)

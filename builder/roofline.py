@@ -13,6 +13,7 @@ from ostinato.engines.program import DTYPE_BYTES, StepShape
 from ostinato.engines.recipe import Recipe
 from ostinato.engines.shards import Shard
 from ostinato.engines.sizes import ModelSizes
+from ostinato.plugins.paged_attention_launch import used_splits
 
 from .config import DecoderConfig
 from .gpus import Gpu
@@ -41,10 +42,6 @@ class StepPrediction:
     compute_ms: float
     link_ms: float
     total_ms: float
-
-    @property
-    def bound(self) -> str:
-        return "memory" if self.memory_ms >= self.compute_ms else "compute"
 
 
 def predict_step(config: DecoderConfig, recipe: Recipe, gpu: Gpu, step: StepShape, context: int) -> StepPrediction:
@@ -124,10 +121,7 @@ def attention_traffic(operators: RankOperators, recipe: Recipe, step: StepShape,
     launches = {launch.kernel.function: launch for launch in operators.launches(step)["PagedAttention"]}
     if step.phase == "decode":
         seen = min(context + 1, window)
-        split = dict(launches["decode_splits"].kernel.constants)["split"]
-        assert isinstance(split, int)
-        first = context + 1 - seen
-        splits = context // split - first // split + 1
+        splits = used_splits(operators.attention, context)
         partial = sizes.num_q_heads * (sizes.head_size + 2) * _F32
         again = (splits - 1) * q_row + 2 * splits * partial + kv_slot  # its own key is read back
         needed = own + step.rows * (seen - 1) * kv_slot

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -12,21 +11,20 @@ from typing import TYPE_CHECKING
 import onnx
 import onnx_ir as ir
 
-from ostinato.engines.errors import RecipeError
+from ostinato.engines.engine_record import EngineInfo
 from ostinato.engines.program import FILE_NAME
 from ostinato.engines.recipe import Recipe
-from ostinato.plugins.kernel_launch import KernelSpec
 
 from .cut import Cut, Segment, cut_at_operators
 from .engine_job import EngineJob, step_profiles
 from .engine_process import EngineProcess
 from .graph_record import graph_digest, operator_counts
 from .half import Arrays
-from .kernel_compiler import Kernels, compile_kernels
+from .kernel_compiler import Compile, compile_kernels
 from .launch_plan import plan_launches
-from .program_buffers import DTYPES, shape_of
-from .program_writer import ENGINES, GRAPHS, engine_file, graph_file, write_program
-from .rank_result import EngineInfo, EngineTensor, RankResult
+from .program_buffers import engine_tensors
+from .program_writer import ENGINES, GRAPHS, KERNELS, engine_file, graph_file, write_program
+from .rank_result import RankResult
 from .segment_model import write_bare_graph, write_segment
 from .segment_names import with_engine_names
 from .shared_weights import write_shared
@@ -34,8 +32,6 @@ from .shared_weights import write_shared
 if TYPE_CHECKING:
     from .pipeline import Progress
 
-Compile = Callable[[Iterable[KernelSpec], Sequence[str], Path, "Progress"], Kernels]
-KERNELS = "kernels"
 TOOLCHAIN = ("tensorrt-rtx-cu13", "triton")
 _WORK = "work"  # removed before the rank is done
 
@@ -53,9 +49,8 @@ def write_rank(
 
     `graph`: in the recipe's precisions, sampling in its device form; its parameters are graph inputs, made by
     `parameters` in their stored types. `max_build_memory`: bytes of host memory that building engines may hold.
-    `compile_all`: what makes cubins of kernels. Raises RecipeError or BuildError.
+    `compile_all`: what makes cubins of kernels. Raises BuildError.
     """
-    _refuse_options(recipe)
     share_all = recipe.tensorrt.engine_weights == "stripped"
     cut = with_engine_names(cut_at_operators(graph, parameters.keys(), share_all=share_all))
     offsets, shared_bytes = write_shared(cut, parameters, folder)
@@ -72,19 +67,6 @@ def write_rank(
         hardware={"compute_capabilities": ", ".join(recipe.compute_capabilities)},
         engines=tuple(engines.built),
     )
-
-
-def _refuse_options(recipe: Recipe) -> None:
-    options = recipe.tensorrt
-    if options.weight_streaming:
-        raise RecipeError(
-            "tensorrt.weight_streaming allocates while an engine runs, so a step can't be captured: drop it"
-        )
-    if options.hardware_compatibility != "none":
-        raise RecipeError(
-            f"tensorrt.hardware_compatibility is {options.hardware_compatibility}, TensorRT-RTX has no such choice: "
-            "drop it, its engines run on every GPU of compute_capabilities"
-        )
 
 
 class _Engines:
@@ -113,13 +95,13 @@ class _Engines:
         self.weight_bytes += weight_bytes
 
     def _job(self, segment: Segment, model: Path) -> EngineJob:
-        inputs = _tensors(segment, segment.inputs)
+        inputs = engine_tensors(segment, segment.inputs)
         return EngineJob(
             name=segment.name,
             model=model,
             engine=self._folder / engine_file(segment),
             inputs=inputs,
-            outputs=_tensors(segment, segment.outputs),
+            outputs=engine_tensors(segment, segment.outputs),
             profiles=step_profiles(inputs, self._recipe.limits),
             options=self._recipe.tensorrt,
             compute_capabilities=self._recipe.compute_capabilities,
@@ -136,7 +118,3 @@ def _build_engines(cut: Cut, engines: _Engines, folder: Path, progress: Progress
             engines.build(segment, process, progress)
             progress.advance(1)
     shutil.rmtree(folder / _WORK)
-
-
-def _tensors(segment: Segment, values: Sequence[ir.Value]) -> tuple[EngineTensor, ...]:
-    return tuple(EngineTensor(segment.tensor(value), DTYPES[value.dtype], shape_of(value)) for value in values)

@@ -10,11 +10,11 @@ from typing import Any
 
 import tensorrt_rtx as trt
 
+from ostinato.engines.engine_record import EngineInfo
 from ostinato.engines.errors import BuildError
 from ostinato.engines.tensorrt_options import TensorRTOptions
 
 from .engine_job import EngineJob, check_profiles
-from .rank_result import EngineInfo
 
 VERSION: str = trt.__version__
 _NO_DRIVER = "sound header; where it runs shows on a machine with a GPU"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
-from ostinato.engines.engine_record import EngineInfo, EngineTensor
+from ostinato.engines.engine_record import EngineInfo
 from ostinato.engines.errors import BuildError
 from ostinato.engines.program import FILE_NAME, EngineCall, Program
 from ostinato.engines.recipe import Recipe
 from ostinato.engines.shards import Shard
 from ostinato.engines.sizes import ModelSizes
 from ostinato.plugins.cubin import Cubins
-from ostinato.plugins.kernel_launch import KernelSpec
 from ostinato.plugins.paged_attention import PAGED_ATTENTION
 
 from . import timing_cache
@@ -35,10 +34,10 @@ from .cut import Cut, Segment, cut_at_operators, is_operator
 from .engine_job import EngineJob, step_profiles
 from .graph_record import graph_digest, operator_counts
 from .half import Arrays
-from .kernel_compiler import Kernels, compile_kernels
+from .kernel_compiler import Compile, compile_kernels
 from .launch_plan import LaunchPlan, plan_launches
-from .program_buffers import DTYPES, shape_of
-from .program_writer import ENGINES, GRAPHS, engine_file, graph_file, write_program
+from .program_buffers import engine_tensors
+from .program_writer import ENGINES, GRAPHS, KERNELS, engine_file, graph_file, write_program
 from .rank_result import RankResult
 from .segment_model import write_bare_graph, write_segment
 from .shared_weights import write_shared
@@ -51,15 +50,13 @@ if TYPE_CHECKING:
     from .pipeline import Progress
     from .trt_builder import BuiltEngine, TensorRTBuilder
 
-Compile = Callable[[Iterable[KernelSpec], Sequence[str], Path, "Progress"], Kernels]
-KERNELS = "kernels"
 REFIT = "refit"  # graph and weights that a refittable engine takes its weights from
 PACKAGE = "tensorrt-cu13"
 _WORK = "work"  # removed before the rank is done
 
 
 @dataclass(frozen=True)
-class _Shop:
+class _Workbench:
     """What every engine of the rank is built with. `launcher`: None where no engine holds a plugin."""
 
     builder: TensorRTBuilder
@@ -104,9 +101,9 @@ def write_rank(
     launcher = Cubins(folder / KERNELS, kernels, tools.driver) if is_inside else None
     collectives = _to_plugins(graph.graph, recipe, plan) if is_inside else {}
     cut = whole_cut(graph.graph, parameters.keys()) if is_inside else cut_at_operators(graph, parameters.keys())
-    shop = _Shop(builder, recipe, folder, launcher, collectives, progress)
+    bench = _Workbench(builder, recipe, folder, launcher, collectives, progress)
     offsets, shared_bytes = write_shared(cut, parameters, folder)
-    inside_bytes, engines, notes = _build_engines(shop, cut, parameters, cache)
+    inside_bytes, engines, notes = _build_engines(bench, cut, parameters, cache)
     program = write_program(cut, plan, kernels, offsets, recipe.limits.max_blocks_per_row)
     (folder / FILE_NAME).write_text((in_place(program) if is_inside else program).to_json())
     return RankResult(
@@ -174,51 +171,51 @@ def _check_gpu(recipe: Recipe, found: str) -> None:
 
 
 def _build_engines(
-    shop: _Shop, cut: Cut, parameters: Arrays, cache: timing_cache.TimingCache
+    bench: _Workbench, cut: Cut, parameters: Arrays, cache: timing_cache.TimingCache
 ) -> tuple[int, tuple[EngineInfo, ...], tuple[str, ...]]:
     """Every engine in order, each from the tactics that those before it timed; weights inside, records, notes."""
-    options = shop.recipe.tensorrt
+    options = bench.recipe.tensorrt
     keeps = options.refit or options.engine_weights == "stripped"
-    work = shop.folder / (REFIT if keeps else _WORK)
+    work = bench.folder / (REFIT if keeps else _WORK)
     work.mkdir()
-    (shop.folder / ENGINES).mkdir()
-    (shop.folder / GRAPHS).mkdir()
+    (bench.folder / ENGINES).mkdir()
+    (bench.folder / GRAPHS).mkdir()
     total = 0
     engines: list[EngineInfo] = []
     notes: list[str] = []
-    opset = next(node.graph for node in cut.segments[0].nodes).opset_imports[""]
-    write = write_whole if shop.launcher else write_segment
-    shop.progress.stage("engines", len(cut.segments))
+    opset = cut.segments[0].nodes[0].graph.opset_imports[""]
+    write = write_whole if bench.launcher else write_segment
+    bench.progress.stage("engines", len(cut.segments))
     for segment in cut.segments:
         model, weight_bytes = write(segment, parameters, opset, work)
-        write_bare_graph(model, shop.folder / graph_file(segment))
-        job = _job(segment, shop, model)
-        built = shop.builder.build(job, shop.collectives, shop.launcher, cache, shop.progress.detail)
+        write_bare_graph(model, bench.folder / graph_file(segment))
+        job = _job(segment, bench, model)
+        built = bench.builder.build(job, bench.collectives, bench.launcher, cache, bench.progress.detail)
         cache = cache.grown(built.timing_cache, bool(built.notes))
         engines.append(_record(job, built))
         notes += built.notes
         total += weight_bytes
-        shop.progress.advance(1)
+        bench.progress.advance(1)
     if not keeps:
         shutil.rmtree(work)
-    path = shop.folder / timing_cache.FILE_NAME
+    path = bench.folder / timing_cache.FILE_NAME
     path.write_bytes(cache.content)
     if not cache.is_pinned:
-        notes.append(timing_cache.pinning_note(path, f"{shop.folder.name}/{path.name}"))
+        notes.append(timing_cache.pinning_note(path, f"{bench.folder.name}/{path.name}"))
     return total, tuple(engines), tuple(dict.fromkeys(notes))
 
 
-def _job(segment: Segment, shop: _Shop, model: Path) -> EngineJob:
-    inputs, limits = _tensors(segment.inputs), shop.recipe.limits
+def _job(segment: Segment, bench: _Workbench, model: Path) -> EngineJob:
+    inputs, limits = engine_tensors(segment, segment.inputs), bench.recipe.limits
     return EngineJob(
         name=segment.name,
         model=model,
-        engine=shop.folder / engine_file(segment),
+        engine=bench.folder / engine_file(segment),
         inputs=inputs,
-        outputs=_tensors(segment.outputs),
-        profiles=bucket_profiles(inputs, limits) if shop.launcher else step_profiles(inputs, limits),
-        options=shop.recipe.tensorrt,
-        compute_capabilities=shop.recipe.compute_capabilities,
+        outputs=engine_tensors(segment, segment.outputs),
+        profiles=bucket_profiles(inputs, limits) if bench.launcher else step_profiles(inputs, limits),
+        options=bench.recipe.tensorrt,
+        compute_capabilities=bench.recipe.compute_capabilities,
     )
 
 
@@ -240,7 +237,3 @@ def _record(job: EngineJob, built: BuiltEngine) -> EngineInfo:
         operators=operator_counts(graph),
         graph_digest=graph_digest(graph),
     )
-
-
-def _tensors(values: Sequence[ir.Value]) -> tuple[EngineTensor, ...]:
-    return tuple(EngineTensor(value.name, DTYPES[value.dtype], shape_of(value)) for value in values)

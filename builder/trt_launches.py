@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
-from ostinato.engines.program import DTYPE_BYTES, KernelLaunch, StepShape
+from ostinato.engines.program import DTYPE_BYTES, StepShape
 from ostinato.plugins.kernel_launch import Launch, Scratch
 from ostinato.plugins.launch_table import LaunchTable, Sizes, StepLaunches
 from ostinato.plugins.operator_shapes import AttentionShape, SamplingShape
 from ostinato.plugins.paged_attention_launch import paged_attention_launches, paged_attention_scratch
 from ostinato.plugins.stateful_sampling_launch import stateful_sampling_launches, stateful_sampling_scratch
+
+from .launch_plan import launch_record
 
 WORKSPACE_ALIGNMENT = 256  # bytes, as TensorRT aligns workspaces
 
@@ -55,10 +57,7 @@ def _step(launches: tuple[Launch, ...], scratch: tuple[Scratch, ...]) -> StepLau
         offsets[part.name] = end
         end += -(-prod(sizes) * DTYPE_BYTES[part.dtype] // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
     return StepLaunches(
-        tuple(
-            KernelLaunch(launch.kernel.name, launch.grid, tuple(pointer.name for pointer in launch.kernel.pointers))
-            for launch in launches
-        ),
+        tuple(map(launch_record, launches)),
         offsets,
         end,
     )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ostinato.engines.engine_record import EngineProfile, EngineTensor
 from ostinato.engines.program import StepShape
 from ostinato.engines.sizes import Limits
 
-from .engine_job import Range, check_profiles, prefill_buckets
-from .rank_result import EngineProfile, EngineTensor
-
-Shape = tuple[int, ...]
+from .engine_job import Range, check_profiles, prefill_buckets, profile_shapes
 
 
 def bucket_profiles(inputs: Iterable[EngineTensor], limits: Limits) -> tuple[EngineProfile, ...]:
@@ -25,7 +23,7 @@ def bucket_profiles(inputs: Iterable[EngineTensor], limits: Limits) -> tuple[Eng
     }
     ranges["prefill"] = _symbols((tokens[0], tokens[-1], tokens[-1]), rows, limits)
     profiles = tuple(
-        EngineProfile(name, {tensor.name: _shapes(tensor, by_symbol) for tensor in tensors})
+        EngineProfile(name, {tensor.name: profile_shapes(tensor, by_symbol) for tensor in tensors})
         for name, by_symbol in ranges.items()
     )
     check_profiles(profiles)
@@ -47,10 +45,3 @@ def _symbols(tokens: Range, rows: int, limits: Limits) -> Mapping[str, Range]:
 
 def _exactly(count: int) -> Range:
     return count, count, count
-
-
-def _shapes(tensor: EngineTensor, ranges: Mapping[str, Range]) -> tuple[Shape, Shape, Shape]:
-    lowest, usual, highest = (
-        tuple(size if isinstance(size, int) else ranges[size][place] for size in tensor.shape) for place in range(3)
-    )
-    return lowest, usual, highest

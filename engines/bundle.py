@@ -154,15 +154,11 @@ def _owner(file: Path, name: str, files: Mapping[str, FileDigest]) -> str:
 def unfinished_bundle(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path`, under a lock that refuses a second builder; removed unless it was published.
 
-    Raises BundleError if another builder holds the lock, or if the disk is full; `path` is then as it was.
+    Raises BundleError if another builder holds the lock, if the place is taken or can't be written to, or if the disk
+    is full; `path` is then as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock_path = path.parent / f".{path.name}.lock"
-    with lock_path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BundleError(f"another build of {path} is running (it holds {lock_path}): wait for it") from None
+    _refuse_taken(path)
+    with _locked(path):
         # We hold the lock, so whatever a killed build left beside it is nobody's.
         folder = path.parent / f"{_UNFINISHED}{path.name}"
         _restore(path)
@@ -178,6 +174,31 @@ def unfinished_bundle(path: Path) -> Iterator[Path]:
             ) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_taken(path: Path) -> None:
+    """Before a build, not after it. A file in a bundle that it does not list, such as a lock, would spoil it."""
+    if path.exists() and not (path / FILE_NAME).is_file():
+        raise BundleError(f"{path} exists and is no bundle: give another --out, or remove it")
+    for parent in path.absolute().parents:
+        if (parent / FILE_NAME).is_file() and (parent / "rank0").is_dir():
+            raise BundleError(f"{path} lies inside the bundle {parent}: give another --out")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock_path = path.parent / f".{path.name}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = lock_path.open("w")
+    except OSError as error:
+        raise BundleError(f"{path.parent} can't be written to ({error.strerror}): give another --out") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BundleError(f"another build of {path} is running (it holds {lock_path}): wait for it") from None
+        yield
 
 
 def list_files(folder: Path) -> dict[str, FileDigest]:
@@ -197,9 +218,8 @@ def put_in_place(folder: Path, path: Path) -> None:
     """Flush everything to disk, then one rename; a bundle that is there already is replaced."""
     for file in [*folder.rglob("*"), folder]:
         _flush(file)
+    _refuse_taken(path)
     if path.exists():
-        if not (path / FILE_NAME).is_file():
-            raise BundleError(f"{path} exists and is no bundle: give another --out, or remove it")
         old = _replaced(path)
         path.rename(old)
         folder.rename(path)

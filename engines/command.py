@@ -27,6 +27,13 @@ def main(argv: list[str] | None = None) -> int:
         )
     except OstinatoError as error:
         print(f"ostinato {argv[0]}: {error}", file=sys.stderr)
+    except OSError as error:  # of a file or folder that nobody on the way had more to say about
+        if error.filename is None:
+            raise
+        print(
+            f"ostinato {argv[0]}: {error.filename}: {error.strerror}: see that it is there and may be used",
+            file=sys.stderr,
+        )
     except KeyboardInterrupt:
         return 130
     return 2

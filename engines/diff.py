@@ -12,6 +12,7 @@ from pathlib import Path
 from .bundle import Bundle, open_bundle
 from .errors import RecipeError
 from .facts import KINDS, Fact, bundle_facts
+from .natural_order import natural_order
 
 _WIDTH = 48  # of a value in the table; --json has it whole
 
@@ -58,7 +59,7 @@ def differences_of(first: Bundle, second: Bundle) -> list[Difference]:
     found = []
     for kind in KINDS:
         a, b = (table[kind] for table in facts)
-        for what in sorted({*a, *b}):
+        for what in sorted({*a, *b}, key=natural_order):
             values = a.get(what), b.get(what)
             if values[0] != values[1]:
                 found.append(Difference(kind, what, *values, _growth(*values)))
@@ -72,6 +73,8 @@ def fail_limits(text: str) -> Mapping[str, float | None]:
         kind, colon, percent = part.partition(":")
         if kind not in KINDS:
             raise RecipeError(f"--fail-on names {kind!r}: give some of {', '.join(KINDS)}")
+        if kind in limits:
+            raise RecipeError(f"--fail-on names {kind} more than once: name each once")
         number = percent.removesuffix("%")
         if colon and not (number.replace(".", "", 1).isdecimal() and number.isascii()):
             raise RecipeError(f"--fail-on {part}: {percent!r} is no percentage; write {kind}:5%")

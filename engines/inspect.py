@@ -6,13 +6,16 @@ import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 from .bundle import Bundle, open_bundle
 from .inspect_engines import engine_rows, size_text
 from .manifest import Manifest
+from .natural_order import natural_order
 from .tensorrt_options import PLAIN
 
 Row = tuple[str, str]
+_Item = TypeVar("_Item")
 
 
 def inspect(argv: list[str]) -> int:
@@ -81,14 +84,18 @@ def _memory_rows(manifest: Manifest) -> Iterator[Row]:
             ("KV pool", memory.kv_bytes_per_block * memory.num_blocks),
             ("state", memory.state_bytes),
             ("scratch", memory.scratch_bytes),
-            *((f"step {key}", count) for key, count in memory.activation_bytes.items()),
+            *((f"step {key}", count) for key, count in _by_step(memory.activation_bytes)),
             ("graphs, reserved", memory.graph_reserve_bytes),
             ("total", memory.total_bytes),
         ):
             yield f"memory, {key}", size_text(num_bytes)
-    for key, latency in manifest.latency.items():
+    for key, latency in _by_step(manifest.latency):
         measured = "not measured" if latency.measured_ms is None else f"measured {latency.measured_ms:.3f} ms"
         yield f"latency, {key}", f"predicted {latency.predicted_ms:.3f} ms, {measured} ({latency.basis})"
+
+
+def _by_step(table: Mapping[str, _Item]) -> list[tuple[str, _Item]]:
+    return sorted(table.items(), key=lambda item: natural_order(item[0]))
 
 
 def _pairs(table: Mapping[str, str]) -> str:

@@ -90,22 +90,40 @@ class Recipe:
             raise RecipeError(
                 f"kv_cache is {self.kv_cache} beside weights in {self.weights}: give the same, or int8 or float8_e4m3"
             )
-        if self.target == "rtx" and self.tensorrt.operators == "inside":
-            raise RecipeError("tensorrt.operators is 'inside', but TensorRT-RTX has no plugins: give 'between'")
-        if self.target == "rtx" and self.tensorrt.timing_cache:
-            raise RecipeError("tensorrt.timing_cache makes TensorRT-RTX look for a GPU: drop it, or choose target trt")
+        for capability in self.compute_capabilities:
+            if self.compute_capabilities.count(capability) > 1:
+                raise RecipeError(f"compute_capabilities names {capability} more than once: name each once")
+        if self.target == "rtx":
+            _refuse_on_rtx(self.tensorrt)
+
+
+def _refuse_on_rtx(options: TensorRTOptions) -> None:
+    """What TensorRT has and TensorRT-RTX has not, or not without a GPU."""
+    if options.operators == "inside":
+        raise RecipeError("tensorrt.operators is 'inside', but TensorRT-RTX has no plugins: give 'between'")
+    if options.timing_cache:
+        raise RecipeError("tensorrt.timing_cache makes TensorRT-RTX look for a GPU: drop it, or choose target trt")
+    if options.weight_streaming:
+        raise RecipeError(
+            "tensorrt.weight_streaming allocates while an engine runs, so a step can't be captured: drop it"
+        )
+    if options.hardware_compatibility != "none":
+        raise RecipeError(
+            f"tensorrt.hardware_compatibility is {options.hardware_compatibility}, TensorRT-RTX has no such choice: "
+            "drop it, its engines run on every GPU of compute_capabilities"
+        )
 
 
 def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe file and apply `key=value` overrides (`limits.max_rows=8` reaches into a table)."""
     try:
         table = tomllib.loads(path.read_text())
-    except FileNotFoundError:
+    except OSError as error:
         raise RecipeError(
-            f"no recipe at {path}: give a TOML file, such as engines/recipes/smollm2-135m-cpu.toml"
+            f"no recipe at {path} ({error.strerror}): give a TOML file, such as engines/recipes/smollm2-135m-cpu.toml"
         ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{path} is not TOML: {error}") from None
+    except ValueError as error:  # of TOML, or of UTF-8
+        raise RecipeError(f"{path} is not TOML ({error}): correct it") from None
     for override in overrides:
         _override(table, override)
     table.setdefault("name", path.stem)

@@ -28,10 +28,6 @@ class Shard:
     def is_last_stage(self) -> bool:
         return self.stage == self.pipeline_parallel - 1
 
-    @property
-    def is_whole(self) -> bool:
-        return self.tensor_parallel == self.pipeline_parallel == 1
-
     def kv_heads(self, num_kv_heads: int) -> range:
         """The KV heads of this slice; where there are more slices than heads, neighbours hold the same one."""
         first = self.tp_rank * num_kv_heads // self.tensor_parallel

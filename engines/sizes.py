@@ -8,6 +8,10 @@ from .errors import RecipeError
 
 MAX_LOGPROBS = 20  # K
 MAX_LOGIT_BIAS = 1024  # M, entries a request
+_COUNTS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_q_heads", "num_kv_heads", "head_size",
+    "max_positions",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,13 @@ class ModelSizes:
     sliding_window: int = 0  # tokens a query sees, itself included; 0 = all
 
     def __post_init__(self) -> None:
+        for name in _COUNTS:
+            if getattr(self, name) < 1:
+                raise RecipeError(f"the model's {name} is {getattr(self, name)}, wanted is 1 or more: check the config")
+        if self.sliding_window < 0:
+            raise RecipeError(f"the model's sliding_window is {self.sliding_window}: check the config, 0 means none")
+        if self.head_size % 2:
+            raise RecipeError(f"heads of size {self.head_size} have no two halves to rotate: check the config")
         if self.num_q_heads % self.num_kv_heads:
             raise RecipeError(
                 f"{self.num_q_heads} query heads are not a multiple of {self.num_kv_heads} KV heads: check the config"

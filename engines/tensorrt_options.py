@@ -45,6 +45,8 @@ class TensorRTOptions:
             raise RecipeError(f"tensorrt.optimization_level is {self.optimization_level}: give 0 to {_LEVELS[-1]}")
         if self.timing_cache and not self.timing_cache_sha256:
             raise RecipeError("tensorrt.timing_cache has no timing_cache_sha256: pin it, so that builds repeat")
+        if self.timing_cache_sha256 and not self.timing_cache:
+            raise RecipeError("tensorrt.timing_cache_sha256 stands without timing_cache: name the file, or drop it")
 
 
 PLAIN = TensorRTOptions()

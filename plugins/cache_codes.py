@@ -4,7 +4,7 @@
 
 "int8": two's complement, TOP 127. "float8_e4m3": the OCP 8-bit format with 4 exponent bits, no infinity, TOP 448
 (OCP 8-bit Floating Point Specification 1.0). Its conversion is done on bits, since GPUs before sm_89 lack the
-instructions. Halves round to even. A head of zeros has scale 0 and codes 0.
+instructions. Halves round to even. A head of zeros has scale 0 and codes 0. A head that holds NaN has scale NaN.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def to_codes(x, cache_dtype: tl.constexpr):
     """Float32 [heads, D] → codes uint8 [heads, D] and scales float32 [heads]; what is outside a head must be 0."""
     top: tl.constexpr = INT8_TOP if cache_dtype == "int8" else FLOAT8_TOP
     scale = tl.div_rn(tl.max(tl.abs(x), 1), tl.full([x.shape[0]], top, tl.float32))
+    scale = tl.where(tl.max((x != x).to(tl.int32), 1) > 0, float("nan"), scale)  # a GPU's max passes over NaN
     divisor = tl.where(scale > 0, scale, 1.0)
     unit = tl.div_rn(x, tl.broadcast_to(divisor[:, None], x.shape))
     unit = tl.minimum(tl.maximum(unit, -top), top)  # a subnormal scale is coarse: the quotient may lie past the top

@@ -205,15 +205,15 @@ class RowSampler:
     def _report(self, adjusted: F32, greatest: np.float32, token: int, k: int) -> RowSample:
         """The token's logprob and the k best, of the distribution before mask and temperature."""
         _, sums = self._weigh(adjusted, greatest, 1.0)
-        zero_point = float(greatest) + math.log(sums[-1])
-        logprob = float(adjusted[token]) - zero_point
+        log_total = math.log(sums[-1])
+        logprob = (float(adjusted[token]) - float(greatest)) - log_total
         if k == 0:
             return RowSample(token, logprob, None, None)
         edge = self._largest(adjusted, k)[-1]
         ids = np.flatnonzero(adjusted >= edge)
         values = adjusted[ids]
         order = np.argsort(-values, kind="stable")[:k]
-        return RowSample(token, logprob, ids[order], values[order].astype(np.float64) - zero_point)
+        return RowSample(token, logprob, ids[order], (values[order].astype(np.float64) - float(greatest)) - log_total)
 
 
 def _error(row: RowArguments) -> RowSample:

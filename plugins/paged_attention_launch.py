@@ -4,7 +4,7 @@
     prefill steps   ─▶ prefill_attention                            rows of more
 
 Everything follows from the recipe's sizes and the step's shape; what a step holds is found on the device. Tiles do not
-depend on the step's shape, so a row's result is the same in every bucket.
+depend on the step's shape, nor splits on any row but their own, so a row's result is the same in every bucket.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ostinato.engines.io_table import QUANTIZED_CACHES
+from ostinato.engines.errors import RecipeError
+from ostinato.engines.io_table import QUANTIZED_CACHES, SCALE_BYTES
 from ostinato.engines.program import StepShape
 
 from .kernel_launch import Constant, KernelSpec, Launch, Pointer, Scratch
@@ -21,14 +22,16 @@ from .operator_shapes import AttentionShape
 MIN_DOT = 16  # the least side of a matrix that tensor cores multiply
 MIN_SPLIT = 256
 MAX_SPLITS = 64
+MAX_PROGRAMS = 8192  # of decode_splits: a GPU runs some hundred at once, and most of a long context's find no key
 WRITE_ELEMENTS = 4096  # of k, and as many of v, that one program of cache_write moves
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How far each kernel reaches. `split_tokens`: keys of one split of a decode row, a multiple of `decode_keys`."""
+    """How far each kernel reaches. A decode row's keys are cut into `max_splits` at most, of `min_split` at least."""
 
-    split_tokens: int
+    max_splits: int
+    min_split: int  # keys, a multiple of `decode_keys`
     decode_keys: int
     decode_stages: int
     prefill_lines: int  # (token, query head) pairs of a tile
@@ -39,19 +42,21 @@ class Tiling:
 
 def tiling(shape: AttentionShape) -> Tiling:
     """Tiles that fit the registers and the shared memory of every architecture without a spill."""
-    context = shape.table_width * shape.block_size
-    split = max(MIN_SPLIT, _power_of_two(-(-context // MAX_SPLITS)))
     wide, quantized = _head_pad(shape) > 64, shape.cache_dtype in QUANTIZED_CACHES
     warps = 4 if _head_pad(shape) <= 128 else 8
     if shape.dtype == "float32":
         keys = 16 if wide else 32
-        return Tiling(split, keys, 1 if wide or quantized else 2, 16, keys, warps, 1)
+        return Tiling(MAX_SPLITS, MIN_SPLIT, keys, 1 if wide or quantized else 2, 16, keys, warps, 1)
     prefill = (64, 32, warps, 1) if quantized or warps > 4 else (64, 32 if wide else 64, warps, 2)
-    return Tiling(split, 32 if wide else 64, 3, *prefill)
+    return Tiling(MAX_SPLITS, MIN_SPLIT, 32 if wide else 64, 3, *prefill)
 
 
 def paged_attention_launches(shape: AttentionShape, step: StepShape, tiles: Tiling | None = None) -> tuple[Launch, ...]:
-    """The launches of one PagedAttention call, in order; `tiles` None: those of `tiling`."""
+    """The launches of one PagedAttention call, in order; `tiles` None: those of `tiling`.
+
+    Raises RecipeError where a step's q has 2^31 numbers, or scales of a quantized cache would not stand at whole words.
+    """
+    _check(shape, step)
     tiles = tiles or tiling(shape)
     decode = (cache_write_launch(shape, step), *decode_launches(shape, step, tiles))
     return decode if step.phase == "decode" else (*decode, prefill_launch(shape, step, tiles))
@@ -67,6 +72,16 @@ def paged_attention_scratch(
         Scratch("split_weight", "float32", lines),
         Scratch("split_total", "float32", (*lines, shape.attributes.head_size)),
     )
+
+
+def used_splits(shape: AttentionShape, context: int, tiles: Tiling | None = None) -> int:
+    """How many splits hold keys of a decode row with `context` cached tokens; on the device, `decode_attention.cut`."""
+    tiles = tiles or tiling(shape)
+    window, tile = shape.attributes.sliding_window, tiles.decode_keys
+    first = max(context + 1 - window, 0) if window else 0
+    keys = context + 1 - first // tile * tile
+    split = max(-(-keys // (_num_splits(shape, tiles) * tile)) * tile, tiles.min_split)
+    return -(-keys // split)
 
 
 def cache_write_launch(shape: AttentionShape, step: StepShape) -> Launch:
@@ -86,10 +101,14 @@ def cache_write_launch(shape: AttentionShape, step: StepShape) -> Launch:
 
 
 def decode_launches(shape: AttentionShape, step: StepShape, tiles: Tiling) -> tuple[Launch, Launch]:
-    """Splits: one program a row, KV head and split of the longest context. Join: one a row and query head."""
-    assert tiles.split_tokens % tiles.decode_keys == 0, "a tile must not straddle two splits"
+    """Splits: a program a row, KV head and split that a row may have; where those are many, several splits each.
+
+    Join: a program a row and query head.
+    """
+    assert tiles.min_split % tiles.decode_keys == 0, "a tile must not straddle two splits"
     a = shape.attributes
     splits = _num_splits(shape, tiles)
+    lengths: dict[str, Constant] = {"num_splits": splits, "min_split": tiles.min_split, "tile": tiles.decode_keys}
     group_pad = max(MIN_DOT, _power_of_two(_group(shape)))
     read = ("q", "key_cache", "value_cache", "query_starts", "context_lens", "block_tables")
     handed = ("split_best", "split_weight", "split_total")
@@ -97,20 +116,19 @@ def decode_launches(shape: AttentionShape, step: StepShape, tiles: Tiling) -> tu
         **_sizes(shape, *_ATTENTION),
         "group": _group(shape),
         "group_pad": group_pad,
-        "split": tiles.split_tokens,
-        "tile": tiles.decode_keys,
+        **lengths,
     }
     warps = 4 if group_pad * _head_pad(shape) < 4096 else 8
     first = _kernel(shape, "decode_attention", "decode_splits", read + handed, cut, (warps, tiles.decode_stages))
     join = {
         **_sizes(shape, "head_size", "head_pad", "window"),
-        "num_splits": splits,
         "splits_pad": _power_of_two(splits),
-        "split": tiles.split_tokens,
+        **lengths,
     }
     names = ("query_starts", "context_lens", *handed, "out")
     second = _kernel(shape, "decode_attention", "decode_join", names, join, (4, 1))
-    return Launch(first, (step.rows, a.num_kv_heads, splits)), Launch(second, (step.rows, a.num_q_heads, 1))
+    abreast = min(splits, max(1, MAX_PROGRAMS // (step.rows * a.num_kv_heads)))
+    return Launch(first, (step.rows, a.num_kv_heads, abreast)), Launch(second, (step.rows, a.num_q_heads, 1))
 
 
 def prefill_launch(shape: AttentionShape, step: StepShape, tiles: Tiling) -> Launch:
@@ -125,10 +143,25 @@ def prefill_launch(shape: AttentionShape, step: StepShape, tiles: Tiling) -> Lau
         "tile": tiles.prefill_keys,
     }
     names = ("q", "key_cache", "value_cache", "query_starts", "context_lens", "block_tables", "out")
-    warps = (tiles.prefill_warps, tiles.prefill_stages)
+    warps = (min(8, tiles.prefill_warps * lines // tiles.prefill_lines), tiles.prefill_stages)
     kernel = _kernel(shape, "prefill_attention", "prefill_attention", names, constants, warps)
     most = step.tokens // (lines // _group(shape)) + step.rows
     return Launch(kernel, (most, shape.attributes.num_kv_heads, 1))
+
+
+def _check(shape: AttentionShape, step: StepShape) -> None:
+    assert step.phase == "prefill" or step.tokens == step.rows, f"{step.key} has {step.rows} rows: a token each"
+    a = shape.attributes
+    if step.tokens * a.num_q_heads * a.head_size >= 1 << 31:
+        raise RecipeError(
+            f"a step of {step.tokens} tokens has {a.num_q_heads} heads of {a.head_size} each, kernels count to 2^31 "
+            "numbers: lower limits.max_step_tokens"
+        )
+    if shape.cache_dtype in QUANTIZED_CACHES and shape.block_size * a.head_size % SCALE_BYTES:
+        raise RecipeError(
+            f"a block of {shape.block_size} tokens of heads of {a.head_size} ends within a word, and kv_cache "
+            f"{shape.cache_dtype} has a float32 scale after it: give a limits.block_size that {SCALE_BYTES} divides"
+        )
 
 
 _ATTENTION = (
@@ -169,7 +202,10 @@ def _kernel(
 
 
 def _num_splits(shape: AttentionShape, tiles: Tiling) -> int:
-    return -(-shape.table_width * shape.block_size // tiles.split_tokens)
+    """Of the longest row; a window's first key may stand anywhere in its tile."""
+    context, window = shape.table_width * shape.block_size, shape.attributes.sliding_window
+    reach = min(context, window + tiles.decode_keys - 1) if window else context
+    return min(tiles.max_splits, -(-reach // tiles.min_split))
 
 
 def _group(shape: AttentionShape) -> int:

@@ -37,17 +37,17 @@ def report_logprobs(
             groups = group_ranks(best_any, row, num_groups, padded_groups)
             parts = tl.arange(0, padded_blocks)
             total = tl.sum(tl.load(sums + row * num_blocks + parts, mask=parts < num_blocks, other=0.0).to(tl.float64))
-            zero_point = value_of(tl.max(groups)).to(tl.float64) + tl.log(total)
-            logprob = (tl.load(values + token).to(tl.float64) - zero_point).to(tl.float32)
+            greatest, log_total = value_of(tl.max(groups)).to(tl.float64), tl.log(total)
+            logprob = _logprob(tl.load(values + token), greatest, log_total)
             if num_slots > 0:
-                _report_best(values, groups, asked, zero_point, top_ids + row * num_slots,
+                _report_best(values, groups, asked, greatest, log_total, top_ids + row * num_slots,
                              top_logprobs + row * num_slots, vocab_size, group, padded_groups)  # fmt: skip
     tl.store(logprobs + row, logprob)
 
 
 @triton.jit
 def _report_best(
-    values, groups, asked, zero_point, ids, logprobs,
+    values, groups, asked, greatest, log_total, ids, logprobs,
     vocab_size: tl.constexpr, group: tl.constexpr, padded_groups: tl.constexpr,
 ):  # fmt: skip
     """Fills the first `asked` slots with the best tokens in strict order."""
@@ -55,10 +55,16 @@ def _report_best(
         best = tl.max(groups)
         token = id_of(best)
         tl.store(ids + slot, token)
-        tl.store(logprobs + slot, (value_of(best).to(tl.float64) - zero_point).to(tl.float32))
+        tl.store(logprobs + slot, _logprob(value_of(best), greatest, log_total))
         home = token // group
         tokens = home * group + tl.arange(0, group)
         live = tokens < vocab_size
         ranks = rank_of(tl.load(values + tokens, mask=live, other=0.0), tokens)
         following = tl.max(tl.where(live & (ranks < best), ranks, NOTHING))
         groups = tl.where(tl.arange(0, padded_groups) == home, following, groups)
+
+
+@triton.jit
+def _logprob(value, greatest, log_total):
+    """In this order: a sum of a huge logit and the total's logarithm would be the logit."""
+    return ((value.to(tl.float64) - greatest) - log_total).to(tl.float32)

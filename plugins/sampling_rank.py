@@ -4,8 +4,8 @@ rank: int64, order-preserving bits of the f32 logit above, the complement of the
 the strict order "logit, then lower id", and a threshold on ranks needs no care for ties. NaN ranks above infinity.
 
 mass: int64, the weight exp((logit - best) / temperature), at most 1, in units of 2^-42, so that sums are exact in any
-order. A weight that float64 would tell from 0 is at least one unit: 2^20 such units are under half of the least
-uniform's share.
+order. A weight that float64 would tell from 0 is at least one unit: a vocabulary of 2^18 such units is no more than the
+least uniform's share, which is 2^-24 of the mass.
 """
 
 from __future__ import annotations

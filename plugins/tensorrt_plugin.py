@@ -27,6 +27,7 @@ NAMESPACE, PLUGIN_VERSION = DOMAIN, str(VERSION)
 LAUNCHES = "launches"  # the field that holds the launch table
 TACTIC = 1  # the only one: what could be tuned is in the launch table
 NOT_ALIASED = -1
+ALIGNMENT = 16  # bytes, of every address that a kernel is given
 TYPES = {
     "float32": trt.DataType.FLOAT,
     "float16": trt.DataType.HALF,
@@ -40,19 +41,23 @@ Value = int | float | str
 class OperatorPlugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime):  # type: ignore[misc]
     """One node of an operator in an engine; immutable, so that clones share everything.
 
-    `values`: the node's attributes by name. `table`: its launches. `launcher`: who launches them.
+    `values`: the node's attributes by name. `table`: its launches. `launcher`: who launches them. `is_building`: made
+    for a build, where TensorRT times plugins on inputs that it makes up: slots and tables point anywhere, so nothing
+    is launched.
     """
 
     schema: ClassVar[OperatorSchema]
     texts: ClassVar[tuple[str, ...]]  # attributes beside the schema's: dtypes that the kernels were compiled for
     aliases: ClassVar[Mapping[str, str]]  # output → the input that it is written over
 
-    def __init__(self, values: Mapping[str, Value], table: LaunchTable, launcher: Launcher) -> None:
+    def __init__(
+        self, values: Mapping[str, Value], table: LaunchTable, launcher: Launcher, is_building: bool = False
+    ) -> None:
         trt.IPluginV3.__init__(self)
         trt.IPluginV3OneCore.__init__(self)
         trt.IPluginV3OneBuildV2.__init__(self)
         trt.IPluginV3OneRuntime.__init__(self)
-        self._values, self._table, self._launcher = dict(values), table, launcher
+        self._values, self._table, self._launcher, self._is_building = dict(values), table, launcher, is_building
         self._names = (*self.schema.inputs, *self.schema.outputs)
         self._types = [TYPES[self.dtype_of(name)] for name in self._names]
         # TensorRT reads a field's memory after get_fields_to_serialize has returned: it must live as long as we do.
@@ -114,7 +119,7 @@ class OperatorPlugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV
         return self.clone()
 
     def clone(self) -> OperatorPlugin:
-        return type(self)(self._values, self._table, self._launcher)
+        return type(self)(self._values, self._table, self._launcher, self._is_building)
 
     def get_fields_to_serialize(self) -> Any:
         return trt.PluginFieldCollection(self._fields)
@@ -128,8 +133,10 @@ class OperatorPlugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV
         workspace: int,
         stream: int,
     ) -> None:
-        """Launch this step's kernels on `stream`; every pointer is an address."""
+        """Launch this step's kernels on `stream`; every pointer is an address. A raise is an error of TensorRT."""
         step = self._table.at(self.sizes_of([tensor.dims for tensor in input_desc]))
+        if self._is_building:
+            return
         address = dict(zip(self._names, (*inputs, *outputs), strict=True))
         for output, source in self.aliases.items():
             if address[output] != address[source]:
@@ -138,6 +145,11 @@ class OperatorPlugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV
                     f"{address[source]:#x}: bind both to one buffer"
                 )
         address |= {name: workspace + offset for name, offset in step.scratch.items()}
+        if crooked := sorted(name for name, place in address.items() if place % ALIGNMENT):
+            raise DeviceError(
+                f"{self.plugin_name} got {', '.join(crooked)} at no multiple of {ALIGNMENT} bytes, which its kernels "
+                "count on: bind aligned memory"
+            )
         for launch in step.launches:
             pointers = [address[argument] for argument in launch.arguments]
             self._launcher.launch(launch.kernel, launch.grid, pointers, stream)
@@ -159,7 +171,7 @@ class OperatorCreator(trt.IPluginCreatorV3One):  # type: ignore[misc]
         self.field_names = trt.PluginFieldCollection(self._fields)
 
     def create_plugin(self, name: str, field_collection: Any, phase: Any) -> OperatorPlugin:
-        """Both phases read the same fields. Raises BundleError if one is missing or has another type."""
+        """Both phases read the same fields. Raises BundleError if one is missing, or of another type or length."""
         given = {field.name: field for field in field_collection if field.name in self._kinds}
         if missing := sorted(set(self._kinds) - set(given) - set(self._defaults)):
             raise BundleError(f"{self.name} {name} has no {', '.join(missing)}: build the bundle again")
@@ -170,9 +182,19 @@ class OperatorCreator(trt.IPluginCreatorV3One):  # type: ignore[misc]
                     f"{self.name} {name} has {key} as {field.type}, wanted is {_FIELD_TYPES[self._kinds[key]]}: "
                     "build the bundle again"
                 )
-            values[key] = _value(field, self._kinds[key])
+            values[key] = self._value(name, field)
         table = launch_table_from_json(str(values.pop(LAUNCHES)))
-        return self._plugin(values, table, self._launcher)
+        return self._plugin(values, table, self._launcher, phase == trt.TensorRTPhase.BUILD)
+
+    def _value(self, node: str, field: Any) -> Value:
+        kind, data = self._kinds[field.name], np.asarray(field.data).reshape(-1)
+        if kind is str:
+            return data.astype(np.int8).tobytes().rstrip(b"\0").decode(errors="replace")
+        if len(data) != 1:
+            raise BundleError(
+                f"{self.name} {node} has {len(data)} numbers as {field.name}, wanted is one: build the bundle again"
+            )
+        return kind(data[0])
 
 
 _FIELD_TYPES: Mapping[type[Value], Any] = {
@@ -191,10 +213,3 @@ def _field(name: str, value: Value) -> Any:
     else:
         data = np.array([value], np.int32 if isinstance(value, int) else np.float32)
     return trt.PluginField(name, data, _FIELD_TYPES[type(value)])
-
-
-def _value(field: Any, kind: type[Value]) -> Value:
-    data = np.asarray(field.data)
-    if kind is str:
-        return bytes(data.astype(np.int8)).rstrip(b"\0").decode()
-    return kind(data[0])

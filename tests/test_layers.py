@@ -53,6 +53,7 @@ PASSPORTS = {  # library → where its import may stand
     "pydantic": {"runtime"},
 }
 DESK = ("request", "pages", "scheduler", "batch", "sampling")
+MACHINE = ("cuda", "capture", "step_layout", "buffers", "state_lines", "device_weights", "graphs")  # given their driver
 DEVICE_LIBRARIES = ("openvino", "torch", "onnx", "tensorrt", "cuda", "fastapi")
 
 
@@ -93,8 +94,8 @@ def test_heavy_libraries_stay_where_they_belong(library: str) -> None:
             assert not used or allowed, f"{room}/{path.name} imports {library}"
 
 
-@pytest.mark.parametrize("name", DESK)
-def test_desk_files_load_no_device_library(name: str) -> None:
+@pytest.mark.parametrize("name", [*DESK, *MACHINE])
+def test_files_of_the_desk_and_of_the_simulated_machine_load_no_device_library(name: str) -> None:
     code = f"import sys, ostinato.runtime.{name}; print([m for m in {DEVICE_LIBRARIES!r} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert found == "[]"

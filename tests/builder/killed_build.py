@@ -23,7 +23,7 @@ from ostinato.engines.errors import OstinatoError
 from .conftest import Silent, tiny_recipe
 
 KILL = 9
-_CHANGES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "shutil.rmtree")  # audit events
+CHANGES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "shutil.rmtree")  # audit events
 _ADVANCES_A_POINT = 8  # weights written
 _FILE_LIMITS = (0, 1000, 20_000)  # bytes
 
@@ -83,7 +83,7 @@ class _Forks(Silent):
             shutil.copytree(self._old, self._work / "b")
 
     def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
-        if event in _CHANGES and str(arguments[0]).startswith(str(self._work)):
+        if event in CHANGES and str(arguments[0]).startswith(str(self._work)):
             self._tick()
 
     def _tick(self) -> None:

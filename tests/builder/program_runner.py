@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 
 from ostinato.builder.cut import Cut, Segment
@@ -22,6 +23,8 @@ from ostinato.engines.program import Call, CollectiveCall, EngineCall, KernelCal
 from ostinato.plugins.collectives import all_gather, all_reduce
 from ostinato.plugins.paged_attention import AttentionAttributes, AttentionInputs, paged_attention
 from ostinato.plugins.stateful_sampling import stateful_sampling
+
+from .bfloat_session import BfloatSession
 
 OPSET = 23
 _OUTCOMES = {"AllReduce": all_reduce, "AllGather": all_gather}
@@ -39,7 +42,7 @@ def tensor_of(name: str, array: Any) -> onnx.TensorProto:
     )
 
 
-def session_of(segment: Segment, parameters: Arrays) -> onnxruntime.InferenceSession:
+def session_of(segment: Segment, parameters: Arrays) -> onnxruntime.InferenceSession | BfloatSession:
     """The segment with its weights inside, as its engine has it."""
     tensors = [tensor_of(segment.tensor(value), parameters[value.name]()) for value in segment.parameters]
     options = onnxruntime.SessionOptions()
@@ -47,8 +50,10 @@ def session_of(segment: Segment, parameters: Arrays) -> onnxruntime.InferenceSes
     options.log_severity_level = 3
     # Casts as written: folding them away would hide what half precision does.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    model = segment_proto(segment, tensors, OPSET).SerializeToString()
-    return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
+    model = segment_proto(segment, tensors, OPSET)
+    if any(value.dtype == ir.DataType.BFLOAT16 for node in segment.nodes for value in node.outputs):
+        return BfloatSession(model, options)
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
 
 
 @dataclass
@@ -56,7 +61,7 @@ class ProgramRunner:
     """One rank. `buffers`: what the device holds; caches, state and shared weights are there from the start."""
 
     program: Program
-    sessions: Mapping[str, onnxruntime.InferenceSession]
+    sessions: Mapping[str, onnxruntime.InferenceSession | BfloatSession]
     attributes: AttentionAttributes
     buffers: Buffers = field(default_factory=dict)
     seen: Callable[[str, Any], None] = lambda name, array: None

@@ -121,3 +121,12 @@ def test_a_cache_that_can_not_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"is built, but the build cache .*; or|give --no-cache"):
         BuildCache(tmp_path / "file" / "cache").keep(made)
     assert open_bundle(tmp_path / "b").manifest == made.manifest
+
+
+def test_a_cache_that_can_not_be_read_is_said(tmp_path: Path, cache: BuildCache) -> None:
+    cache.keep(make(tmp_path / "b", "first"))
+    (cache.folder / ".lock").unlink()
+    (cache.folder / ".lock").mkdir()  # no user can open it, as on a disk that is mounted to be read only
+    with pytest.raises(BundleError, match=r"the build cache .* can't be used \(.*\): mend that, or give --no-cache"):
+        _fetch(cache, "first", tmp_path / "c")
+    assert not (tmp_path / "c").exists()

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from ostinato.builder.command import build as build_command
-from ostinato.builder.identity import bundle_identity
+from ostinato.builder.identity import ingredients_of
 from ostinato.builder.pipeline import build
 from ostinato.engines.bundle import open_bundle
 from ostinato.engines.errors import BuildError
@@ -93,16 +93,16 @@ def test_a_bundle_that_is_there_is_not_built_again(llama: Pair) -> None:
 def test_the_identity_follows_the_recipe_and_the_weights(llama: Pair, tmp_path: Path) -> None:
     source = llama[1].path.parent / "checkpoint"
     recipe = tiny_recipe(source)
-    identity = bundle_identity(recipe, source)
+    identity = ingredients_of(recipe, source).identity
     assert identity == llama[1].manifest.identity
-    assert bundle_identity(dataclasses.replace(recipe, checkpoint="elsewhere"), source) == identity
-    assert bundle_identity(dataclasses.replace(recipe, kv_cache="int8"), source) != identity
+    assert ingredients_of(dataclasses.replace(recipe, checkpoint="elsewhere"), source).identity == identity
+    assert ingredients_of(dataclasses.replace(recipe, kv_cache="int8"), source).identity != identity
     for file in source.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     weights = bytearray((tmp_path / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (tmp_path / "model.safetensors").write_bytes(weights)
-    assert bundle_identity(recipe, tmp_path) != identity
+    assert ingredients_of(recipe, tmp_path).identity != identity
 
 
 def test_the_manifest_says_what_the_runtime_needs(llama: Pair) -> None:

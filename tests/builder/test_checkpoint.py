@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from ostinato.builder.checkpoint import check_tensors, checkpoint_digest, weight_sources
 from ostinato.builder.hf_checkpoint import read_hf_folder
 from ostinato.builder.weights import parameters_of
-from ostinato.engines.errors import CheckpointError
+from ostinato.engines.errors import CheckpointError, OstinatoError
 
 from ..tiny import write_tiny
 
@@ -86,6 +86,37 @@ def test_a_config_that_asks_for_more_is_refused(folder: Path, changes: dict[str,
         read_hf_folder(folder)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("num_attention_heads", 0, "num_attention_heads 0: give a whole number of 1"),
+        ("num_key_value_heads", 0, "num_key_value_heads 0"),
+        ("num_hidden_layers", 2.5, "num_hidden_layers 2.5"),
+        ("num_hidden_layers", "2", "num_hidden_layers '2'"),
+        ("vocab_size", True, "vocab_size True"),
+        ("intermediate_size", -96, "intermediate_size -96"),
+        ("head_dim", 7, "heads of size 7 have no two halves"),
+        ("max_window_layers", "all", "give a whole number of 0 or more"),
+        ("rms_norm_eps", "small", "rms_norm_eps 'small': give a number above 0"),
+        ("rms_norm_eps", float("nan"), "rms_norm_eps nan"),
+        ("rope_parameters", [1], r"rope_parameters \[1\]: give an object"),
+        ("rope_parameters", {"rope_theta": "x"}, "rope_theta 'x'"),
+        ("rope_parameters", {"rope_type": "linear", "factor": -2}, "factor -2: give a number above 0"),
+        ("layer_types", "all", "give a list"),
+    ],
+)
+def test_a_value_that_is_none_of_its_kind_is_refused(folder: Path, key: str, value: object, wanted: str) -> None:
+    _edit(folder / "config.json", **{key: value})
+    with pytest.raises(OstinatoError, match=wanted):
+        read_hf_folder(folder)
+
+
+def test_a_width_that_heads_do_not_divide_needs_their_size(folder: Path) -> None:
+    _edit(folder / "config.json", hidden_size=66, head_dim=None)
+    with pytest.raises(CheckpointError, match="hidden_size 66 for 4 heads and no head_dim"):
+        read_hf_folder(folder)
+
+
 @pytest.mark.parametrize(("key", "value"), [("attn_logit_softcapping", 0.0), ("use_mrope", False)])
 def test_an_unknown_key_that_is_off_is_harmless(folder: Path, key: str, value: object) -> None:
     _edit(folder / "config.json", **{key: value})
@@ -147,6 +178,14 @@ def test_shards_read_as_one_and_a_lost_shard_is_named(folder: Path) -> None:
         np.testing.assert_array_equal(checkpoint.read(name), tensors[name].numpy())
     (folder / "b.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"b\.safetensors"):
+        read_hf_folder(folder)
+
+
+@pytest.mark.parametrize("kept", [-1, -4000, 100, 0])
+def test_a_cut_file_is_refused_by_name(folder: Path, kept: int) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors does not read as safetensors .*: download it again"):
         read_hf_folder(folder)
 
 

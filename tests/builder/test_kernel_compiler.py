@@ -183,3 +183,11 @@ def test_a_recipe_without_kernels_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cpu.toml").write_text('checkpoint = "none"\ntarget = "cpu"\n')
     with pytest.raises(RecipeError, match="target cpu, which has no kernels"):
         kernels_command.kernels([str(tmp_path / "cpu.toml")])
+
+
+def test_a_place_for_cubins_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    (tmp_path / "config.json").write_text(json.dumps(WIDE))
+    arguments = [str(tmp_path / "sweep.toml"), "--config", str(tmp_path / "config.json"), "--out"]
+    with pytest.raises(RecipeError, match=r"--out .*sweep\.toml can't be made a folder \(.*\): give another"):
+        kernels_command.kernels([*arguments, str(tmp_path / "sweep.toml")])

@@ -31,6 +31,19 @@ def ends(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, l
     return folder / "left", done.stdout.splitlines()
 
 
+@pytest.fixture(scope="module")
+def rtx_ends(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[str]]]:
+    """As `ends`, of a build whose engines and kernels are made by processes of its own; words of the lines."""
+    folder = tmp_path_factory.mktemp("killed-rtx")
+    paths = [str(llama[1].path.parent / "checkpoint"), str(folder)]
+    # not as a module of its own, which each process that compiles kernels would import
+    code = "import sys; from pathlib import Path; from tests.builder.killed_rtx_build import main; "
+    command = [sys.executable, "-c", f"{code} main(*map(Path, sys.argv[1:]))", *paths]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / "left", [line.split() for line in done.stdout.splitlines()]
+
+
 def _opened(path: Path) -> Manifest | None:
     try:
         return open_bundle(path).manifest
@@ -76,6 +89,30 @@ def test_a_whole_build_succeeds_over_what_a_killed_one_left(ends: tuple[Path, li
     folder = left / f"{_killed(lines, 'fresh')[-4]}"
     build(tiny_recipe(llama[1].path.parent / "checkpoint"), folder / "b", Silent())
     assert open_bundle(folder / "b").manifest.files == llama[1].manifest.files
+
+
+def test_a_killed_rtx_build_leaves_all_or_nothing(rtx_ends: tuple[Path, list[list[str]]]) -> None:
+    left, lines = rtx_ends
+    assert [(name, how) for name, how, *_ in lines if how != "killed"] == [("whole", "finished")]
+    assert len(lines) == 21
+    whole = open_bundle(left / "whole" / "b").manifest
+    found = []
+    for name, *_ in lines[1:]:
+        opened = {path.name: _opened(path) for path in (left / name).iterdir() if path.is_dir()}
+        found.append(opened.pop("b", None) is not None)
+        assert all(manifest is None for folder, manifest in opened.items() if folder != ".building-b")
+        assert not list((left / name / "tmp").iterdir()), "temporary files lie in the build's own folder"
+    assert not any(found[:18]), "nothing opens before all of it is written"
+    assert whole.target == "rtx"
+    assert len(whole.engines[0]) == 3
+
+
+def test_no_process_of_a_killed_rtx_build_lives_on(rtx_ends: tuple[Path, list[list[str]]]) -> None:
+    _, lines = rtx_ends
+    processes = {name: (int(had), int(alive)) for name, _, had, alive in lines}
+    assert {alive for _, alive in processes.values()} == {0}
+    assert processes["engines-5"][0] >= 1
+    assert processes["kernels-3"][0] >= 2
 
 
 def test_a_full_disk_leaves_nothing_and_says_so_in_one_line(ends: tuple[Path, list[str]]) -> None:

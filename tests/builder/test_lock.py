@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.builder.identity import Ingredients, bundle_identity, ingredients_of
+from ostinato.builder.identity import Ingredients, ingredients_of
 from ostinato.builder.lock import Pins, lock_of, lock_path, read_pins, write_lock
 from ostinato.engines.errors import BuildError
 from ostinato.engines.recipe import Recipe
@@ -84,6 +84,14 @@ def test_a_missing_or_broken_lock_is_refused(tmp_path: Path, pins: Pins) -> None
             read_pins(pins.path)
 
 
+def test_a_lock_that_can_not_be_written_is_said(tmp_path: Path, pins: Pins) -> None:
+    path = tmp_path / "taken.lock.json"
+    path.mkdir()
+    with pytest.raises(BuildError, match=r"is built, but its lock .*taken\.lock\.json can't be written \(Is a dir"):
+        write_lock(path, pins.lock)
+    assert not list(tmp_path.glob(".taken*"))
+
+
 def test_the_identity_follows_all_that_a_gpu_build_is_made_of(tmp_path: Path) -> None:
     source = tmp_path / "model.gguf"
     source.write_bytes(b"weights")
@@ -99,10 +107,10 @@ def test_the_identity_follows_all_that_a_gpu_build_is_made_of(tmp_path: Path) ->
         dataclasses.replace(recipe, tensorrt=dataclasses.replace(pinned, timing_cache_sha256="2" * 64)),
         dataclasses.replace(recipe, target="rtx", compute_capabilities=("8.9",)),
     ]
-    identities = [bundle_identity(variant, source) for variant in variants]
+    identities = [ingredients_of(variant, source).identity for variant in variants]
     assert len(set(identities)) == len(variants)
     moved = dataclasses.replace(recipe, tensorrt=dataclasses.replace(pinned, timing_cache="there"))
-    assert bundle_identity(moved, source) == identities[5]  # its content counts, not its place
+    assert ingredients_of(moved, source).identity == identities[5]  # its content counts, not its place
     assert {"triton", "tensorrt-rtx-cu13"} <= set(ingredients_of(variants[-1], source).toolchain)
     cpu = Recipe("tiny", "model.gguf", "cpu", "float32", "float32", LIMITS)
     assert "triton" not in ingredients_of(cpu, source).toolchain

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,14 +16,16 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from ostinato.builder.engine_job import EngineJob, check_profiles, step_profiles
 from ostinato.builder.engine_process import BASE_BYTES, WEIGHT_COPIES, EngineProcess, resident_bytes
 from ostinato.builder.pipeline import build
-from ostinato.builder.rank_result import EngineProfile, EngineTensor, RankResult
+from ostinato.builder.rank_result import RankResult
 from ostinato.builder.rtx import write_rank
 from ostinato.engines.bundle import open_bundle
-from ostinato.engines.errors import BuildError, RecipeError
+from ostinato.engines.engine_record import EngineProfile, EngineTensor
+from ostinato.engines.errors import BuildError
 from ostinato.engines.program import EngineCall, KernelInfo, Program, program_from_json
 from ostinato.engines.tensorrt_options import PLAIN, TensorRTOptions
 from ostinato.plugins.kernel_launch import KernelSpec
@@ -174,6 +179,19 @@ def test_profiles_hold_every_step_shape(qwen3: Built) -> None:
         assert low[0] <= step.tokens <= high[0]
 
 
+def test_every_step_shape_is_in_the_profile_of_its_phase_and_none_past_it(qwen3: Built) -> None:
+    """Profiles overlap: 16 tokens may be decode rows or a prompt, so a phase names its profile, not a count."""
+    top: dict[str, int] = {step.phase: step.tokens for step in qwen3.program.step_shapes}
+    for info in qwen3.result.engines:
+        for profile in info.profiles:
+            counts = [
+                shapes for name, shapes in profile.shapes.items() if name not in ("logits_indices", "head.weight")
+            ]
+            assert all(high[0] == top[profile.name] for _, _, high in counts), profile
+    tables = qwen3.program.buffer("block_tables")
+    assert tables.shape == ("B", LIMITS.max_blocks_per_row)
+
+
 def test_stripped_engines_hold_no_weight_and_layers_share_one(stripped: Built) -> None:
     program = stripped.program
     calls = [call for call in program.calls if isinstance(call, EngineCall)]
@@ -199,24 +217,6 @@ def test_a_table_inside_an_engine_is_there_once(qwen3: Built) -> None:
     for name in ("rope_cos", "embedding.weight", "head.weight"):
         piece = qwen3.rank.parameters[name]().tobytes()[-512:]
         assert sum(engine.count(piece) for engine in engines) == 1, name
-
-
-# --- options -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (TensorRTOptions(weight_streaming=True), "weight_streaming"),
-        (TensorRTOptions(hardware_compatibility="ampere_plus"), "hardware_compatibility"),
-    ],
-)
-def test_options_that_rtx_lacks_are_refused(
-    graphs: GpuGraphs, options: TensorRTOptions, message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(RecipeError, match=message):
-        built(graphs, "qwen3 wide heads", tmp_path, options)
-    assert not list(tmp_path.iterdir())
 
 
 # --- one job, one process ------------------------------------------------------------------------------------------
@@ -279,6 +279,28 @@ def test_phases_and_their_steps_are_heard(process: EngineProcess, tmp_path: Path
 @pytest.mark.parametrize("options", [TensorRTOptions(version_compatible=True), TensorRTOptions(optimization_level=0)])
 def test_options_that_rtx_has_are_taken(process: EngineProcess, options: TensorRTOptions, tmp_path: Path) -> None:
     assert process.build(job(tmp_path, options=options), 0, unheard).size_bytes > 0
+
+
+def test_an_engine_may_always_be_captured_and_has_every_option_that_is_asked_for() -> None:
+    """Flags, as TensorRT-RTX's own configuration gives them back. Without the first an engine allocates as it runs."""
+    code = """if True:
+        import tensorrt_rtx as trt
+        from ostinato.builder.rtx_builder import _configure
+        from ostinato.engines.tensorrt_options import TensorRTOptions
+        builder = trt.Builder(trt.Logger())
+        for options in (TensorRTOptions(), TensorRTOptions(version_compatible=True, optimization_level=2)):
+            config = builder.create_builder_config()
+            _configure(config, options, ("8.6", "12.0"))
+            print(*(name for name, flag in trt.BuilderFlag.__members__.items() if config.get_flag(flag)))
+            print(config.builder_optimization_level, *map(config.get_compute_capability, range(2)))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    plain, capabilities, asked, level = done.stdout.splitlines()
+    assert "REQUIRE_USER_ALLOCATION" in plain.split()
+    assert set(asked.split()) - set(plain.split()) == {"VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME"}
+    assert "SM86" in capabilities
+    assert "SM120" in capabilities
+    assert level.startswith("2 ")
 
 
 def test_an_unknown_gpu_is_refused(process: EngineProcess, tmp_path: Path) -> None:
@@ -368,6 +390,19 @@ def test_a_recipe_becomes_a_bundle_that_opens(graphs: GpuGraphs, tmp_path: Path)
         assert (opened.rank_dir() / "kernels" / "sm_86" / f"{name}.cubin").read_bytes().startswith(b"\x7fELF")
         assert info.spill_bytes == 0
     assert build(recipe, out, Silent()).is_reused
+
+
+def test_a_weight_that_float16_lacks_ends_the_build_and_leaves_nothing(graphs: GpuGraphs, tmp_path: Path) -> None:
+    shutil.copytree(graphs.checkpoint("mistral window 8"), tmp_path / "checkpoint")
+    file = tmp_path / "checkpoint" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = 7e4
+    save_file(tensors, file, {"format": "np"})
+    with pytest.raises(
+        BuildError, match=r"layers\.1\.down\.weight holds 70000, .*set weights and kv_cache to bfloat16"
+    ):
+        build(gpu_recipe(tmp_path / "checkpoint", "float16"), tmp_path / "bundle", Silent())
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint", ".bundle.lock"}
 
 
 def test_a_build_without_the_memory_leaves_nothing(graphs: GpuGraphs, tmp_path: Path) -> None:

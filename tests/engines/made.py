@@ -80,6 +80,8 @@ def fill_gpu(folder: Path, kernel: KernelInfo = KERNEL) -> None:
         for segment in range(2):
             engine = f"segment {segment} of rank {rank} ".encode() * 20
             (folder / f"rank{rank}" / f"segment_{segment:02}.engine").write_bytes(engine)
+        (folder / f"rank{rank}" / "graphs").mkdir()
+        (folder / f"rank{rank}" / "graphs" / "segment_00.onnx").write_bytes(f"graph of rank {rank}".encode() * 20)
         kernels = folder / f"rank{rank}" / "kernels" / "sm_86"
         kernels.mkdir(parents=True)
         (kernels / "attend_0.cubin").write_bytes(b"\x7fELF" + bytes([rank]) * 60)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.engines.bundle import open_bundle, publish, unfinished_bundle
+from ostinato.engines.command import main
 from ostinato.engines.errors import BundleError
 from ostinato.engines.inspect import inspect
 
@@ -53,6 +54,35 @@ def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="exists and is no bundle"):
         make(tmp_path / "b")
     assert (tmp_path / "b" / "thesis.txt").read_text() == "mine"
+
+
+def test_a_taken_place_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file", tmp_path / "folder"):
+        with pytest.raises(BundleError, match="exists and is no bundle"), unfinished_bundle(path):
+            pytest.fail("nothing may be built")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}
+
+
+@pytest.mark.parametrize("place", ["new", "rank0/new", "rank0"])
+def test_a_place_in_a_bundle_is_refused_and_leaves_that_whole(tmp_path: Path, place: str) -> None:
+    make(tmp_path / "b")
+    with (
+        pytest.raises(BundleError, match=r"lies inside the bundle|is no bundle"),
+        unfinished_bundle(tmp_path / "b" / place),
+    ):
+        pytest.fail("nothing may be built")
+    open_bundle(tmp_path / "b")
+
+
+def test_a_place_that_can_not_be_written_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(BundleError, match=r"file can't be written to \(.*\): give another --out"),
+        unfinished_bundle(tmp_path / "file" / "b"),
+    ):
+        pytest.fail("nothing may be built")
 
 
 def test_a_second_builder_is_refused_and_a_killed_one_leaves_nothing_loadable(tmp_path: Path) -> None:
@@ -131,6 +161,13 @@ def test_inspect_prints_a_table_or_the_manifest(tmp_path: Path, capsys: pytest.C
     assert any(line.split() == ["name", "made"] for line in lines)
     assert any("window 8" in line for line in lines)
     assert any("a note" in line for line in lines)
+
+
+def test_a_name_that_no_disk_takes_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "b" * 300]) == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert printed.startswith("ostinato inspect: ")
 
 
 def test_inspect_tells_of_ranks_engines_and_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

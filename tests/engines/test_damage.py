@@ -35,11 +35,15 @@ def _refused(path: Path, match: str | re.Pattern[str]) -> str:
 
 
 @pytest.mark.parametrize("build", [make, make_gpu])
-def test_150_single_flipped_bytes(tmp_path: Path, build: Callable[[Path], object]) -> None:
+def test_300_single_flipped_bytes(tmp_path: Path, build: Callable[[Path], object]) -> None:
     build(tmp_path / "b")
     rng = random.Random(7)
     files = _files(tmp_path / "b")
-    for trial in range(150):
+    if build is make_gpu:
+        kinds = {".json", ".bin", ".engine", ".onnx", ".cubin"}
+        assert {file.suffix for file in files} == kinds
+        assert {"manifest.json", "program.json", "tokenizer.json"} <= {file.name for file in files}
+    for trial in range(300):
         file = files[trial % len(files)]
         sound = file.read_bytes()
         place = rng.randrange(len(sound))
@@ -103,7 +107,13 @@ def test_swapped_ranks_are_named(tmp_path: Path) -> None:
     _swap(*ranks)
     _refused(tmp_path / "b", r"it is rank1/\S+, wanted is rank0/\S+: were folders swapped\?")
     _swap(*ranks)
-    for name in ("segment_01.engine", "program.json", "weights.bin", "kernels/sm_86/attend_0.cubin"):
+    for name in (
+        "segment_01.engine",
+        "program.json",
+        "weights.bin",
+        "graphs/segment_00.onnx",
+        "kernels/sm_86/attend_0.cubin",
+    ):
         _swap(ranks[0] / name, ranks[1] / name)
         _refused(tmp_path / "b", f"it is rank1/{name}, wanted is rank0/{name}")
         _swap(ranks[0] / name, ranks[1] / name)

@@ -13,6 +13,7 @@ from ostinato.engines.bundle import Bundle, publish, unfinished_bundle
 from ostinato.engines.diff import diff, differences_of
 from ostinato.engines.errors import BundleError, OstinatoError
 from ostinato.engines.facts import KINDS
+from ostinato.engines.inspect import inspect
 from ostinato.engines.memory_table import Latency
 from ostinato.engines.program import KernelInfo
 
@@ -97,6 +98,19 @@ def test_a_limit_does_not_forgive_what_has_no_counterpart(tmp_path: Path, base: 
     assert diff([str(base.path), str(other.path), "--fail-on", "latency:50%"]) == 1
 
 
+def test_steps_are_told_in_the_order_of_their_sizes(
+    tmp_path: Path, base: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = (1, 2, 16, 128)
+    latency = {f"decode {count}": Latency(2.0, None, "roofline of l4") for count in counts}
+    other = make_gpu(tmp_path / "b", latency=latency)
+    found = [difference.what for difference in differences_of(base, other)]
+    assert found == [f"decode {count} predicted" for count in counts]
+    assert inspect([str(other.path)]) == 0
+    told = [line.split()[2] for line in capsys.readouterr().out.splitlines() if line.startswith("latency, decode")]
+    assert told == list(map(str, counts))
+
+
 def test_json_has_it_whole(tmp_path: Path, base: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     other = make_gpu(tmp_path / "b", weight_bytes=770)
     assert diff([str(base.path), str(other.path), "--json", "--fail-on", "size:9%"]) == 1
@@ -117,7 +131,7 @@ def test_a_cpu_bundle_and_one_for_another_machine_compare(tmp_path: Path, base: 
     assert diff([str(base.path), str(foreign.path)]) == 0
 
 
-@pytest.mark.parametrize("limit", ["speed", "latency:", "latency:fast", "latency:-1%", "latency:5%%"])
+@pytest.mark.parametrize("limit", ["speed", "latency:", "latency:fast", "latency:-1%", "latency:5%%", "size,size:5%"])
 def test_a_limit_that_means_nothing_is_refused(base: Bundle, limit: str) -> None:
     with pytest.raises(OstinatoError, match="--fail-on"):
         diff([str(base.path), str(base.path), "--fail-on", limit])

@@ -69,12 +69,36 @@ def test_a_bad_override_is_refused(path: Path, override: str, wanted: str) -> No
         read_recipe(path, [override])
 
 
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
+        ("tensorrt.weight_streaming=true", "weight_streaming allocates"),
+        ("tensorrt.hardware_compatibility=ampere_plus", "hardware_compatibility is ampere_plus.*drop it"),
+        ("tensorrt.operators=inside", "give 'between'"),
+        ("tensorrt.timing_cache_sha256=abc", "stands without timing_cache"),
+        ('compute_capabilities=["8.6", "8.9", "8.6"]', "names 8.6 more than once"),
+        ('compute_capabilities=["9.0"]', "give one of 8.0, 8.6"),
+    ],
+)
+def test_what_rtx_can_not_build_is_refused_when_the_recipe_is_read(tmp_path: Path, override: str, wanted: str) -> None:
+    path = tmp_path / "rtx.toml"
+    path.write_text('checkpoint = "model"\ntarget = "rtx"\ncompute_capabilities = ["8.6"]\n')
+    assert read_recipe(path).target == "rtx"
+    with pytest.raises(RecipeError, match=wanted):
+        read_recipe(path, [override])
+
+
 def test_a_missing_file_bad_toml_and_missing_keys_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no recipe at"):
         read_recipe(tmp_path / "none.toml")
+    with pytest.raises(RecipeError, match=r"Is a directory.*give a TOML file"):
+        read_recipe(tmp_path)
     bad = tmp_path / "bad.toml"
     bad.write_text("weights = int8")
     with pytest.raises(RecipeError, match="is not TOML"):
+        read_recipe(bad)
+    bad.write_bytes(b"name = '\xff'")
+    with pytest.raises(RecipeError, match=r"is not TOML.*utf-8"):
         read_recipe(bad)
     bad.write_text('target = "cpu"')
     with pytest.raises(RecipeError, match="no checkpoint"):

@@ -170,6 +170,39 @@ def test_without_bias_and_without_logprob_slots() -> None:
     assert_equals_oracle(step, found)
 
 
+@pytest.mark.parametrize("size", [1, 3, 128, 129, 1023, 1024, 1025, 2049])
+def test_counts_at_the_borders_of_blocks_and_of_the_vocabulary(size: int) -> None:
+    """top-k of V - 1, V, V + 1, a group, a block; top-p one step under 1; uniforms at both ends."""
+    rng, under_1 = np.random.default_rng(size), np.nextafter(np.float32(1), np.float32(0))
+    step = plain_step(
+        rng.standard_normal((8, size)).astype(np.float32), top_k=[size - 1, size, size + 1, 128, 1024, 0, 0, -5],
+        top_p=[1, 1, under_1, under_1, 0.5, under_1, 1, 0.9], uniforms=[BELOW_1] * 5 + [0, BELOW_1, 0.5],
+        num_logprobs=[SLOTS, -1, 0, 3, SLOTS, 1, 2, SLOTS],
+    )  # fmt: skip
+    assert_equals_oracle(step, run_kernels(step))
+
+
+def test_logits_at_the_ends_of_float32() -> None:
+    """All alike at either end, one at each end, and a bias that dwarfs the others."""
+    largest = np.finfo(np.float32).max
+    logits = np.random.default_rng(8).standard_normal((4, 300)).astype(np.float32)
+    logits[0], logits[1] = -largest, largest
+    logits[2, :2] = largest, -largest
+    step = plain_step(logits, uniforms=BELOW_1, top_p=[0.9, 1, 1, 0.9], min_p=[0, 1e-38, 0, 0], num_logprobs=SLOTS)
+    step["bias_ids"][4, 0], step["bias_values"][4, 0] = 280, 1e30
+    found = run_kernels(step)
+    assert found["tokens"].tolist() == [269, 299, 0, 280]
+    assert_equals_oracle(step, found)
+
+
+def test_rows_that_share_a_line_of_the_state_both_count() -> None:
+    step = plain_step(np.tile(np.random.default_rng(10).standard_normal((1, 300)), (4, 1)).astype(np.float32))
+    step["temperature"][:] = 0
+    step["state_rows"] = np.array([2, 2, 0, 2], np.int32)
+    found = run_kernels(step)
+    assert found["counts_out"].sum() == found["counts_out"][2, found["tokens"][0]] == 3
+
+
 def test_more_logprobs_than_tokens() -> None:
     step = plain_step(np.random.default_rng(6).standard_normal((2, 4)).astype(np.float32), num_logprobs=SLOTS)
     assert_equals_oracle(step, run_kernels(step))

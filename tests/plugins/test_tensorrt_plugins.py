@@ -89,7 +89,7 @@ def created(name: str, collection: Any, launcher: Recorder, phase: Any = None) -
     registry = Registry()
     register_plugins(registry, launcher)
     (creator,) = [held for held in registry.all_creators if held.name == name]
-    return creator.create_plugin("node_7", collection, phase or trt.TensorRTPhase.BUILD)
+    return creator.create_plugin("node_7", collection, phase or trt.TensorRTPhase.RUNTIME)
 
 
 def attention_dims(tokens: int, rows: int, cache_dtype: str = "float16") -> list[list[int]]:
@@ -156,6 +156,18 @@ def test_a_missing_or_mistyped_field_is_refused_by_name(change: dict[str, Any], 
     values |= {"cache_dtype": "float16", "launches": "[]"} | change
     with pytest.raises(BundleError, match=named):
         created("PagedAttention", fields({k: v for k, v in values.items() if v is not None}), Recorder())
+
+
+def test_fields_that_are_foreign_empty_or_in_another_order() -> None:
+    table = attention_table(attention_shape(), STEPS)
+    made = [trt.PluginField(f.name, np.array(f.data), f.type) for f in attention_fields(table)]
+    made.append(trt.PluginField("plugin_version", np.frombuffer(b"1\0", np.int8), trt.PluginFieldType.CHAR))
+    assert created("PagedAttention", collection(made[::-1]), Recorder()).attach_to_context(None)
+    for size in (0, 2):
+        odd = trt.PluginField("head_size", np.full(size, 16, np.int32), trt.PluginFieldType.INT32)
+        others = [field for field in made if field.name != "head_size"]
+        with pytest.raises(BundleError, match=f"node_7 has {size} numbers as head_size"):
+            created("PagedAttention", collection([*others, odd]), Recorder())
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"sizes": 3}', '[{"sizes":[1],"launches":[["k",[1,2],[]]]}]'])
@@ -336,6 +348,35 @@ def test_caches_bound_elsewhere_are_refused() -> None:
     at = addresses(plugin.schema.inputs, plugin.schema.outputs, {"key_cache_out": "key_cache"})
     with pytest.raises(DeviceError, match="value_cache_out"):
         enqueued(plugin, attention_dims(2, 2), at)
+    assert not recorder.launches
+
+
+def test_nothing_is_launched_on_what_a_build_makes_up() -> None:
+    """TensorRT times a plugin on inputs of its own, whose slots and tables point anywhere; kernels load anyway."""
+    table, recorder = attention_table(attention_shape(), STEPS), Recorder()
+    built = created("PagedAttention", attention_fields(table), recorder, trt.TensorRTPhase.BUILD)
+    at = addresses(built.schema.inputs, built.schema.outputs, {})
+    for plugin in (built, built.clone(), built.clone().attach_to_context(None)):
+        plugin.on_shape_change(described(attention_dims(2, 2)), [])
+        enqueued(plugin, attention_dims(2, 2), at)
+    assert not recorder.launches
+    assert recorder.prepared
+    with pytest.raises(DeviceError, match=r"\(3, 3\)"):
+        enqueued(built, attention_dims(3, 3), at)
+    kept = collection([trt.PluginField(f.name, np.array(f.data), f.type) for f in built.get_fields_to_serialize()])
+    served = created("PagedAttention", kept, recorder, trt.TensorRTPhase.RUNTIME).attach_to_context(None)
+    enqueued(served, attention_dims(2, 2), addresses(built.schema.inputs, built.schema.outputs, dict(built.aliases)))
+    assert recorder.launches
+
+
+def test_crooked_addresses_are_refused() -> None:
+    """Kernels are compiled for addresses that 16 divides: from another they would read past what they should."""
+    recorder = Recorder()
+    plugin = created("PagedAttention", attention_fields(attention_table(attention_shape(), STEPS)), recorder)
+    plugin.attach_to_context(None)
+    at = addresses(plugin.schema.inputs, plugin.schema.outputs, dict(plugin.aliases))
+    with pytest.raises(DeviceError, match="PagedAttention got context_lens, k at no multiple of 16"):
+        enqueued(plugin, attention_dims(2, 2), at | {"k": at["k"] + 8, "context_lens": at["context_lens"] + 4})
     assert not recorder.launches
 
 
