@@ -36,7 +36,7 @@ serve: bundle ## the OpenAI-compatible server on 127.0.0.1 (PORT=8000)
 	@$(BIN)/ostinato serve $(BUNDLE) --port $(PORT)
 
 test: $(READY) ## every test that needs no GPU
-	@$(BIN)/pytest -n $(JOBS) --dist loadgroup -q
+	@$(BIN)/pytest -n $(JOBS) --dist loadgroup -q --durations=15
 
 check: $(READY) ## format, lint, types
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy engines plugins builder runtime tests benchmarks

@@ -324,11 +324,17 @@ def test_a_step_that_openvino_fails_ends_its_requests_and_no_others(bundles: Bun
         assert list(choice.token_ids) == bundles.greedy(LLAMA, prompt, NUM_TOKENS)
 
 
+class _BusyRequest(_FailingRequest):
+    """Refuses to start, as the library does while another step runs."""
+
+    def start_async(self) -> None:
+        raise RuntimeError("Infer Request is busy")
+
+
 def test_a_step_that_can_not_start_is_a_refusal(bundles: Bundles) -> None:
-    """A second step while one runs: the library says no."""
     with bench(bundles.bundle(LLAMA), LIMITS) as parts:
+        executor: Any = parts.executor
+        executor._request = _BusyRequest(executor._request)
         batch = max(warmup_batches(LIMITS), key=lambda batch: len(batch.input_ids))
-        parts.executor.run(batch)
-        with pytest.raises(DeviceError, match="did not start a step of"):
-            parts.executor.run(batch)
-        parts.executor._request.wait()
+        with pytest.raises(DeviceError, match="did not start a step of .* tokens: Infer Request is busy"):
+            executor.run(batch)
