@@ -336,5 +336,5 @@ def test_a_step_that_can_not_start_is_a_refusal(bundles: Bundles) -> None:
         executor: Any = parts.executor
         executor._request = _BusyRequest(executor._request)
         batch = max(warmup_batches(LIMITS), key=lambda batch: len(batch.input_ids))
-        with pytest.raises(DeviceError, match="did not start a step of .* tokens: Infer Request is busy"):
+        with pytest.raises(DeviceError, match=r"did not start a step of \d+ tokens: Infer"):
             executor.run(batch)
