@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from ostinato.engines.program import KernelInfo
@@ -16,6 +17,7 @@ from .rank_operators import RankOperators
 from .roofline import Traffic, attention_traffic, sampling_traffic
 
 Kernels = Mapping[str, Mapping[str, KernelInfo]]
+_NARROW = (0, 1, 0, 0)  # so that seven architectures fit a terminal of 80 columns
 _MB = 10**6
 
 
@@ -43,16 +45,28 @@ def spills(kernels: Kernels) -> list[str]:
 
 def resource_view(specs: Sequence[KernelSpec], kernels: Kernels) -> Table:
     """Kernel × architecture: registers a thread, KiB of shared memory a block, and bytes spilled, if any are."""
-    table = Table("kernel", "warps", *kernels, title="registers a thread / KiB of shared memory", title_justify="left")
-    for spec in specs:
-        table.add_row(spec.name, str(spec.num_warps), *(_cost(by_name[spec.name]) for by_name in kernels.values()))
+    title = "registers a thread / KiB of shared memory, rounded up"
+    table = Table("kernel", *kernels, title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=_NARROW)
+    for column in table.columns:
+        column.no_wrap = True
+    for spec, label in zip(specs, _labels(specs), strict=True):
+        table.add_row(label, *(_cost(by_name[spec.name]) for by_name in kernels.values()))
     table.caption = "no kernel spills" if not spills(kernels) else "SPILL: bytes a thread that do not fit the registers"
     return table
 
 
+def _labels(specs: Sequence[KernelSpec]) -> list[str]:
+    """Functions by name; numbered where one is compiled with several constants, in the order of the launches."""
+    functions = [spec.function for spec in specs]
+    return [
+        function if functions.count(function) == 1 else f"{function} {functions[: place + 1].count(function)}"
+        for place, function in enumerate(functions)
+    ]
+
+
 def _cost(info: KernelInfo) -> str:
     spilled = f" SPILL {info.spill_bytes}" if info.spill_bytes else ""
-    return f"{info.registers} / {info.shared_bytes / 1024:.1f}{spilled}"
+    return f"{info.registers}/{-(-info.shared_bytes // 1024)}{spilled}"
 
 
 def traffic(operators: RankOperators, recipe: Recipe, context: int) -> dict[str, dict[str, Traffic]]:
@@ -69,9 +83,10 @@ def traffic(operators: RankOperators, recipe: Recipe, context: int) -> dict[str,
 
 def traffic_view(found: Mapping[str, Mapping[str, Traffic]], context: int) -> Table:
     """What one call must move and compute, and what its launches ask of memory."""
-    table = Table("operator", "step", "must MB", "moves MB", "ratio", "GFLOP", "FLOP/byte")
-    for column in table.columns[2:]:
-        column.justify = "right"
+    headers = ("operator", "step", "must MB", "moves MB", "ratio", "GFLOP", "FLOP/byte")
+    table = Table(*headers, box=box.SIMPLE_HEAD, padding=_NARROW)
+    for place, column in enumerate(table.columns):
+        column.no_wrap, column.justify = True, "left" if place < 2 else "right"
     for operator, by_step in found.items():
         for key, one in by_step.items():
             table.add_row(

@@ -174,7 +174,7 @@ def test_the_report_marks_what_spills() -> None:
     console = Console(width=120, record=True, quiet=False, file=io.StringIO())
     console.print(resource_view([SOUND], kernels))
     text = console.export_text()
-    assert "64 / 20.0 SPILL 16" in text
+    assert "64/20 SPILL 16" in text
     assert text.count("SPILL 16") == 1
     assert spills(kernels) == [f"{SOUND.name} spills 16 bytes a thread on sm_90"]
 
