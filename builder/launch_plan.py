@@ -60,7 +60,7 @@ def plan_launches(operators: Iterable[ir.Node], recipe: Recipe) -> LaunchPlan:
         launches[PAGED_ATTENTION.name] = {step.key: paged_attention_launches(attention, step) for step in steps}
         scratch[PAGED_ATTENTION.name] = paged_attention_scratch(attention, steps)
     for node in (node for node in nodes if node.op_type == STATEFUL_SAMPLING.name):
-        sampling = sampling_shape(node, recipe)
+        sampling = sampling_shape(node.inputs[0].shape[-1], recipe)
         launches[STATEFUL_SAMPLING.name] = {step.key: stateful_sampling_launches(sampling, step) for step in steps}
         scratch[STATEFUL_SAMPLING.name] = stateful_sampling_scratch(sampling, steps)
     return LaunchPlan(steps, launches, scratch)
@@ -87,10 +87,9 @@ def attention_shape(attributes: AttentionAttributes, recipe: Recipe) -> Attentio
     )
 
 
-def sampling_shape(node: ir.Node, recipe: Recipe) -> SamplingShape:
-    logits = node.inputs[0]
+def sampling_shape(vocab_size: int, recipe: Recipe) -> SamplingShape:
     return SamplingShape(
-        vocab_size=logits.shape[-1],
+        vocab_size=vocab_size,
         logits_dtype="float32",
         max_bias=MAX_LOGIT_BIAS,
         num_logprobs=MAX_LOGPROBS,

@@ -10,14 +10,14 @@ from ostinato.engines.io_table import QUANTIZED_CACHES, SCALE_BYTES, Tensor, dev
 from ostinato.engines.program import DTYPE_BYTES, StepShape
 from ostinato.engines.recipe import Recipe
 from ostinato.engines.shards import Shard
-from ostinato.engines.sizes import MAX_LOGIT_BIAS, MAX_LOGPROBS, ModelSizes
+from ostinato.engines.sizes import ModelSizes
 from ostinato.plugins.kernel_launch import Launch
 from ostinato.plugins.operator_shapes import AttentionShape, SamplingShape
 from ostinato.plugins.paged_attention import AttentionAttributes
 from ostinato.plugins.paged_attention_launch import paged_attention_launches, paged_attention_scratch
 from ostinato.plugins.stateful_sampling_launch import stateful_sampling_launches, stateful_sampling_scratch
 
-from .launch_plan import attention_shape, step_shapes
+from .launch_plan import attention_shape, sampling_shape, step_shapes
 from .shard import shard_sizes
 
 
@@ -59,11 +59,10 @@ def rank_operators(sizes: ModelSizes, recipe: Recipe, shard: Shard) -> RankOpera
         scale=own.head_size**-0.5,
         sliding_window=own.sliding_window,
     )
-    sampling = SamplingShape(sizes.vocab_size, "float32", MAX_LOGIT_BIAS, MAX_LOGPROBS, recipe.limits.max_rows)
     return RankOperators(
         own,
         attention_shape(attributes, recipe),
-        sampling if shard.is_last_stage else None,
+        sampling_shape(sizes.vocab_size, recipe) if shard.is_last_stage else None,
         step_shapes(recipe.limits),
     )
 

@@ -62,7 +62,7 @@ def ask_for_plugins(graph: ir.Graph, recipe: Recipe, steps: tuple[StepShape, ...
             for value in (*node.inputs[_CACHES], *node.outputs[1:]):
                 value.dtype = ir.DataType.INT8 if value.dtype == ir.DataType.UINT8 else value.dtype
         else:
-            sampling = sampling_shape(node, recipe)
+            sampling = sampling_shape(node.inputs[0].shape[-1], recipe)
             texts = {"logits_dtype": sampling.logits_dtype}
             table = sampling_table(sampling, steps)
         texts |= {"launches": table.to_json(), "plugin_version": str(VERSION), "plugin_namespace": DOMAIN}
