@@ -15,7 +15,7 @@ BIN   := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve build-engine bundle test check bench clean
+.PHONY: help demo serve build-engine bundle test soak check bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -37,6 +37,9 @@ serve: bundle ## the OpenAI-compatible server on 127.0.0.1 (PORT=8000)
 
 test: $(READY) ## every test that needs no GPU
 	@$(BIN)/pytest -n $(JOBS) --dist loadgroup -q --durations=15
+
+soak: $(READY) ## the same tests at full size, which takes an hour or so
+	@OSTINATO_SOAK=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -q --durations=15
 
 check: $(READY) ## format, lint, types
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy engines plugins builder runtime tests benchmarks

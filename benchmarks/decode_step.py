@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from ostinato.runtime import LLM, RuntimeConfig, SamplingParams
-from ostinato.runtime.loop import StepTimes
+from ostinato.runtime.flight import StepTimes
 
 
 def measure(llm: LLM, times: list[StepTimes], rows: int, context: int, steps: int) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def measure(llm: LLM, times: list[StepTimes], rows: int, context: int, steps: in
     llm.generate(list(prompts), SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True))
     decode = [step for step in times if step.num_rows == rows and step.num_tokens == rows][1:]
     python = statistics.median(step.plan + step.pack + step.commit for step in decode)
-    run = statistics.median(step.run for step in decode)
+    run = statistics.median(step.launch + step.wait for step in decode)
     return {
         "rows": rows,
         "context": context,

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ostinato.engines.bundle import STORE, Bundle, open_bundle
 from ostinato.engines.errors import BuildError
-from ostinato.engines.recipe import Recipe, read_recipe
+from ostinato.engines.recipe import GPU_TARGETS, Recipe, read_recipe
 
 from .build_cache import BuildCache
 from .bundle_process import BundleProcess
@@ -107,6 +107,11 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
 
 def _verify(recipe: Recipe, bundle: Bundle, num_prompts: int, progress: ConsoleProgress) -> Verdict:
     manifest = bundle.manifest
+    if manifest.target in GPU_TARGETS:
+        raise BuildError(
+            f"{bundle.path} is for target {manifest.target}, whose logits stay on the GPU: verify a bundle of the same "
+            "checkpoint for target cpu"
+        )
     found, wanted = (manifest.weights, manifest.kv_cache), (recipe.weights, recipe.kv_cache)
     if found != wanted:
         raise BuildError(

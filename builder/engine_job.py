@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.engines.engine_record import EngineProfile, EngineTensor
+from ostinato.engines.engine_record import EngineInfo, EngineProfile, EngineTensor
 from ostinato.engines.errors import BuildError
 from ostinato.engines.sizes import Limits
 from ostinato.engines.tensorrt_options import TensorRTOptions
@@ -28,6 +28,17 @@ class EngineJob:
     profiles: tuple[EngineProfile, ...]
     options: TensorRTOptions
     compute_capabilities: tuple[str, ...]
+
+    def record(self, size_bytes: int, version: str) -> EngineInfo:
+        """The engine as built, for whoever built it to complete. `version`: of its TensorRT."""
+        return EngineInfo(
+            file=f"{self.engine.parent.name}/{self.engine.name}",
+            size_bytes=size_bytes,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            profiles=self.profiles,
+            version=version,
+        )
 
 
 def prefill_buckets(limits: Limits) -> tuple[int, ...]:

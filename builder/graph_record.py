@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 
+from ostinato.engines.engine_record import EngineInfo
 from ostinato.engines.manifest import digest_of
+
+
+def with_graph(info: EngineInfo, model: Path) -> EngineInfo:
+    """The engine's record with what the ONNX file that it was built from says; no weight is read."""
+    graph = ir.serde.deserialize_model(onnx.load(model, load_external_data=False)).graph
+    return replace(info, operators=operator_counts(graph), graph_digest=graph_digest(graph))
 
 
 def operator_counts(graph: ir.Graph) -> Mapping[str, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from ostinato.engines.errors import BuildError
 from ostinato.engines.io_table import QUANTIZED_CACHES, device_cache_shape
 
-from .weights import Parameters
+if TYPE_CHECKING:  # what is a graph and no checkpoint needs no torch
+    from .weights import Parameters
 
 Arrays = Mapping[str, Callable[[], NDArray[Any]]]  # parameter → what makes it, in the type it is stored in
 HALVES: Mapping[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

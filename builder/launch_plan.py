@@ -10,6 +10,8 @@ from ostinato.engines.errors import BuildError
 from ostinato.engines.program import KernelLaunch, StepShape
 from ostinato.engines.recipe import Recipe
 from ostinato.engines.sizes import MAX_LOGIT_BIAS, MAX_LOGPROBS, Limits
+from ostinato.plugins.feed_tokens import FEED_TOKENS
+from ostinato.plugins.feed_tokens_launch import feed_tokens_launches
 from ostinato.plugins.kernel_launch import KernelSpec, Launch, Scratch
 from ostinato.plugins.operator_shapes import AttentionShape, SamplingShape
 from ostinato.plugins.paged_attention import PAGED_ATTENTION, AttentionAttributes
@@ -63,6 +65,8 @@ def plan_launches(operators: Iterable[ir.Node], recipe: Recipe) -> LaunchPlan:
         sampling = sampling_shape(node.inputs[0].shape[-1], recipe)
         launches[STATEFUL_SAMPLING.name] = {step.key: stateful_sampling_launches(sampling, step) for step in steps}
         scratch[STATEFUL_SAMPLING.name] = stateful_sampling_scratch(sampling, steps)
+        if any(value.name == "input_ids" for value in node.graph.inputs):  # takes ids and samples: it feeds itself
+            launches[FEED_TOKENS] = {step.key: feed_tokens_launches(step) for step in steps}
     return LaunchPlan(steps, launches, scratch)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ostinato.engines.io_table import DEVICE_SAMPLING_INPUTS, OUTPUTS, STATE_INPUTS, Tensor, step_inputs
+from ostinato.engines.io_table import DEVICE_SAMPLING_INPUTS, OUTPUTS, STATE_INPUTS, Tensor, feed_inputs, step_inputs
 from ostinato.engines.memory_table import MemoryTable
 from ostinato.engines.program import DTYPE_BYTES, StepShape
 from ostinato.engines.recipe import Recipe
@@ -71,7 +71,7 @@ def rank_memory(config: DecoderConfig, recipe: Recipe, shard: Shard) -> MemoryTa
     sizes, limits = operators.sizes, recipe.limits
     return MemoryTable(
         weight_bytes=weight_bytes(config, recipe, shard),
-        kv_bytes_per_block=block_bytes(sizes, recipe.kv_cache, limits.block_size),
+        kv_bytes_per_block=block_bytes(sizes, recipe),
         state_bytes=_state_bytes(config.sizes, limits) if shard.is_last_stage else 0,
         scratch_bytes=operators.scratch_bytes,
         activation_bytes={
@@ -105,8 +105,8 @@ def parameter_bytes(name: str, weights: str) -> int:
 
 
 def _state_bytes(sizes: ModelSizes, limits: Limits) -> int:
-    """Counts and biases, one line a row and line 0 for pads."""
-    return tensor_bytes(STATE_INPUTS, {"R": limits.max_rows + 1, "V": sizes.vocab_size, "M": MAX_LOGIT_BIAS})
+    """Counts and biases of every line."""
+    return tensor_bytes(STATE_INPUTS, {"R": limits.num_state_lines, "V": sizes.vocab_size, "M": MAX_LOGIT_BIAS})
 
 
 def io_bytes(sizes: ModelSizes, limits: Limits, shard: Shard, step: StepShape) -> int:
@@ -117,7 +117,7 @@ def io_bytes(sizes: ModelSizes, limits: Limits, shard: Shard, step: StepShape) -
         "T": step.tokens, "B": step.rows, "B+1": step.rows + 1, "S": step.rows, "P": limits.max_blocks_per_row,
         "W": -(-sizes.vocab_size // 32), "V": sizes.vocab_size, "K": MAX_LOGPROBS,
     }  # fmt: skip
-    return tensor_bytes((*step_inputs(sizes, shard), *others), symbols)
+    return tensor_bytes((*step_inputs(sizes, shard), *feed_inputs(shard), *others), symbols)
 
 
 def cut_bytes(operators: RankOperators, model: ModelSizes, recipe: Recipe, shard: Shard, step: StepShape) -> int:

@@ -8,12 +8,9 @@ from typing import Protocol
 
 from ostinato.engines.bundle import Bundle, list_files, open_bundle, publish, put_in_place, unfinished_bundle
 from ostinato.engines.errors import BuildError, BundleError
-from ostinato.engines.io_table import QUANTIZED_CACHES, SCALE_BYTES
 from ostinato.engines.manifest import FILE_NAME, Manifest, read_manifest
 from ostinato.engines.memory_table import LatencyTable
-from ostinato.engines.program import DTYPE_BYTES
 from ostinato.engines.recipe import GPU_TARGETS, Recipe
-from ostinato.engines.sizes import ModelSizes
 from ostinato.plugins.source_digest import source_digest
 
 from .build_cache import BuildCache
@@ -25,12 +22,12 @@ from .hf_checkpoint import read_hf_folder
 from .identity import Ingredients, ingredients_of, toolchain_versions
 from .lock import Pins
 from .memory_plan import memory_table
+from .rank_operators import block_bytes
 from .rank_result import RankResult
+from .shard import shard_sizes
 from .source import CACHE, resolve_source
 from .tokenizer_files import write_tokenizer
 from .trt_presence import require_library
-
-_CPU_SCALE_BYTES = 8  # beside each head's slot of an int8 cache: a float32 scale and zero point
 
 
 class Progress(Protocol):
@@ -134,7 +131,7 @@ def _manifest(
         eos_ids=checkpoint.eos_ids,
         bos_id=checkpoint.bos_id,
         weight_bytes=sum(rank.weight_bytes for rank in ranks),
-        kv_bytes_per_block=kv_bytes_per_block(sizes, recipe),
+        kv_bytes_per_block=sum(block_bytes(shard_sizes(sizes, shard), recipe) for shard in recipe.shards.all()),
         toolchain=toolchain_versions(recipe.target) | dict(ranks[0].toolchain),
         notes=tuple(dict.fromkeys(note for rank in ranks for note in rank.notes)),
         files=list_files(folder),
@@ -173,15 +170,6 @@ def _check_fit(recipe: Recipe, checkpoint: Checkpoint) -> None:
         raise BuildError(
             f"{checkpoint.path} names no end-of-sequence token: set eos_token_id in its generation_config.json"
         )
-
-
-def kv_bytes_per_block(sizes: ModelSizes, recipe: Recipe) -> int:
-    """Bytes of one block of keys and values over all layers and ranks."""
-    slot = sizes.head_size * DTYPE_BYTES.get(recipe.kv_cache, 1)
-    if recipe.kv_cache in QUANTIZED_CACHES:
-        slot += SCALE_BYTES if recipe.target in GPU_TARGETS else _CPU_SCALE_BYTES
-    heads = sum(len(shard.kv_heads(sizes.num_kv_heads)) for shard in recipe.shards.all() if shard.is_first_stage)
-    return 2 * sizes.num_layers * heads * recipe.limits.block_size * slot
 
 
 def _held(out: Path, identity: str, pins: Pins | None) -> Bundle | None:

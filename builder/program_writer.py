@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
+from ostinato.engines.io_table import FEED_ROWS
 from ostinato.engines.program import (
     Buffer,
     Call,
@@ -15,6 +16,7 @@ from ostinato.engines.program import (
     KernelInfo,
     Program,
 )
+from ostinato.plugins.feed_tokens import FEED_TOKENS
 from ostinato.plugins.operator_schema import OperatorSchema
 from ostinato.plugins.paged_attention import PAGED_ATTENTION
 from ostinato.plugins.stateful_sampling import STATEFUL_SAMPLING
@@ -25,6 +27,9 @@ from .program_buffers import BufferPlan, plan_buffers
 
 ENGINES, GRAPHS, KERNELS = "engines", "graphs", "kernels"  # folders of a rank
 _SCHEMAS = {schema.name: schema for schema in (PAGED_ATTENTION, STATEFUL_SAMPLING)}
+_FEED = KernelCall(
+    "feed", FEED_TOKENS, {"input_ids": "input_ids", "feed_rows": FEED_ROWS.name, "last_tokens": "tokens"}
+)
 _CALL_NAMES = {PAGED_ATTENTION.name: "attention", STATEFUL_SAMPLING.name: "sampling"}
 
 
@@ -36,7 +41,7 @@ def write_program(
     table_width: int,
     engine_files: Mapping[str, str] | None = None,
 ) -> Program:
-    """The program of a rank whose operators run between engine segments.
+    """The program of a rank whose operators run between engine segments; one that feeds itself does so first.
 
     `weight_offsets`: shared parameter → its place in weights.bin. `table_width`: P. `engine_files`: segment → file,
     where several segments are one engine; None: each has its own.
@@ -47,9 +52,11 @@ def write_program(
         for operator, shapes in plan.scratch.items()
         for one in shapes
     )
+    feeds = FEED_TOKENS in plan.launches
+    fed = (Buffer(FEED_ROWS.name, FEED_ROWS.dtype, FEED_ROWS.shape, "input"),) if feeds else ()
     return Program(
-        buffers=(*buffers.buffers.values(), *scratch),
-        calls=tuple(_calls(cut, plan, buffers, engine_files or {})),
+        buffers=(*fed, *buffers.buffers.values(), *scratch),
+        calls=(*((_FEED,) if feeds else ()), *_calls(cut, plan, buffers, engine_files or {})),
         step_shapes=plan.steps,
         launches={
             operator: {key: tuple(map(launch_record, launches)) for key, launches in by_step.items()}

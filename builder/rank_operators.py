@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ostinato.engines.io_table import QUANTIZED_CACHES, SCALE_BYTES, Tensor, device_cache_shape
+from ostinato.engines.io_table import QUANTIZED_CACHES, SCALE_BYTES, Tensor, feed_inputs
 from ostinato.engines.program import DTYPE_BYTES, StepShape
-from ostinato.engines.recipe import Recipe
+from ostinato.engines.recipe import GPU_TARGETS, Recipe
 from ostinato.engines.shards import Shard
 from ostinato.engines.sizes import ModelSizes
+from ostinato.plugins.feed_tokens import FEED_TOKENS
+from ostinato.plugins.feed_tokens_launch import feed_tokens_launches
 from ostinato.plugins.kernel_launch import Launch
 from ostinato.plugins.operator_shapes import AttentionShape, SamplingShape
 from ostinato.plugins.paged_attention import AttentionAttributes
@@ -20,14 +22,17 @@ from ostinato.plugins.stateful_sampling_launch import stateful_sampling_launches
 from .launch_plan import attention_shape, sampling_shape, step_shapes
 from .shard import shard_sizes
 
+_CPU_SCALE_BYTES = 8  # beside each head's slot of an int8 cache: a float32 scale and zero point
+
 
 @dataclass(frozen=True)
 class RankOperators:
-    """`sizes`: of the rank. `sampling`: None on a stage that samples nothing."""
+    """`sizes`: of the rank. `sampling`: None on a stage that samples nothing. `feeds_tokens`: on the only stage."""
 
     sizes: ModelSizes
     attention: AttentionShape
     sampling: SamplingShape | None
+    feeds_tokens: bool
     steps: tuple[StepShape, ...]
 
     def launches(self, step: StepShape) -> Mapping[str, tuple[Launch, ...]]:
@@ -35,6 +40,8 @@ class RankOperators:
         found = {"PagedAttention": paged_attention_launches(self.attention, step)}
         if self.sampling is not None:
             found["StatefulSampling"] = stateful_sampling_launches(self.sampling, step)
+        if self.feeds_tokens:
+            found[FEED_TOKENS] = feed_tokens_launches(step)
         return found
 
     @property
@@ -63,20 +70,21 @@ def rank_operators(sizes: ModelSizes, recipe: Recipe, shard: Shard) -> RankOpera
         own,
         attention_shape(attributes, recipe),
         sampling_shape(sizes.vocab_size, recipe) if shard.is_last_stage else None,
+        bool(feed_inputs(shard)),
         step_shapes(recipe.limits),
     )
 
 
-def slot_bytes(kv_cache: str, head_size: int) -> int:
+def slot_bytes(kv_cache: str, head_size: int, scale_bytes: int = SCALE_BYTES) -> int:
     """One token's key or value of one head, as a cache holds it."""
-    return head_size + SCALE_BYTES if kv_cache in QUANTIZED_CACHES else head_size * DTYPE_BYTES[kv_cache]
+    return head_size + scale_bytes if kv_cache in QUANTIZED_CACHES else head_size * DTYPE_BYTES[kv_cache]
 
 
-def block_bytes(sizes: ModelSizes, kv_cache: str, block_size: int) -> int:
-    """One block of keys and values over all layers of a rank."""
-    _, *shape = device_cache_shape(kv_cache, sizes.num_kv_heads, block_size, sizes.head_size)
-    width = 1 if kv_cache in QUANTIZED_CACHES else DTYPE_BYTES[kv_cache]
-    return 2 * sizes.num_layers * width * math.prod(size for size in shape if isinstance(size, int))
+def block_bytes(sizes: ModelSizes, recipe: Recipe) -> int:
+    """One block of keys and values over all layers of a rank; `sizes`: its own."""
+    scale_bytes = SCALE_BYTES if recipe.target in GPU_TARGETS else _CPU_SCALE_BYTES
+    slots = 2 * sizes.num_layers * sizes.num_kv_heads * recipe.limits.block_size
+    return slots * slot_bytes(recipe.kv_cache, sizes.head_size, scale_bytes)
 
 
 def tensor_bytes(tensors: Iterable[Tensor], symbols: Mapping[str, int]) -> int:

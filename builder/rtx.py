@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import onnx
 import onnx_ir as ir
 
 from ostinato.engines.engine_record import EngineInfo
@@ -16,15 +14,15 @@ from ostinato.engines.program import FILE_NAME
 from ostinato.engines.recipe import Recipe
 
 from .cut import Cut, Segment, cut_at_operators
-from .engine_job import EngineJob, step_profiles
+from .engine_job import step_profiles
 from .engine_process import EngineProcess
-from .graph_record import graph_digest, operator_counts
+from .graph_record import with_graph
 from .half import Arrays
 from .kernel_compiler import Compile, compile_kernels
 from .launch_plan import plan_launches
-from .program_buffers import engine_tensors
-from .program_writer import ENGINES, GRAPHS, KERNELS, engine_file, graph_file, write_program
+from .program_writer import ENGINES, GRAPHS, KERNELS, graph_file, write_program
 from .rank_result import RankResult
+from .segment_job import segment_job
 from .segment_model import write_bare_graph, write_segment
 from .segment_names import with_engine_names
 from .shared_weights import write_shared
@@ -86,26 +84,12 @@ class _Engines:
         if not weight_bytes and graph in self._by_graph:
             self.files[segment.name] = self._by_graph[graph]
             return
-        job = self._job(segment, model)
+        job = segment_job(segment, model, self._folder, self._recipe, step_profiles)
         info = process.build(job, weight_bytes, lambda phase, *_: progress.detail(f"{segment.name}: {phase}"))
         write_bare_graph(model, self._folder / graph_file(segment))
-        proto = ir.serde.deserialize_model(onnx.load_model_from_string(graph))
-        self.built.append(replace(info, operators=operator_counts(proto.graph), graph_digest=graph_digest(proto.graph)))
+        self.built.append(with_graph(info, model))
         self.files[segment.name] = self._by_graph[graph] = info.file
         self.weight_bytes += weight_bytes
-
-    def _job(self, segment: Segment, model: Path) -> EngineJob:
-        inputs = engine_tensors(segment, segment.inputs)
-        return EngineJob(
-            name=segment.name,
-            model=model,
-            engine=self._folder / engine_file(segment),
-            inputs=inputs,
-            outputs=engine_tensors(segment, segment.outputs),
-            profiles=step_profiles(inputs, self._recipe.limits),
-            options=self._recipe.tensorrt,
-            compute_capabilities=self._recipe.compute_capabilities,
-        )
 
 
 def _build_engines(cut: Cut, engines: _Engines, folder: Path, progress: Progress, max_build_memory: int | None) -> None:

@@ -6,6 +6,7 @@ The only file that imports TensorRT-RTX; it runs in a process of its own (see `e
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import tensorrt_rtx as trt
@@ -86,16 +87,7 @@ def build_engine(job: EngineJob, watch: Watch) -> EngineInfo:
     if plan is None:
         raise BuildError(f"{job.name}: TensorRT-RTX {VERSION} can't build it: {log.first()}{_hint(job.options)}")
     job.engine.write_bytes(plan)
-    return EngineInfo(
-        file=f"{job.engine.parent.name}/{job.engine.name}",
-        size_bytes=plan.nbytes,
-        inputs=job.inputs,
-        outputs=job.outputs,
-        profiles=job.profiles,
-        version=VERSION,
-        validity=_validity(job, plan),
-        layers=layers,
-    )
+    return replace(job.record(plan.nbytes, VERSION), validity=_validity(job, plan), layers=layers)
 
 
 def _parse(job: EngineJob, network: Any, log: _Log) -> None:

@@ -1,7 +1,7 @@
 """One rank for TensorRT: an engine with our operators inside, or engines with them between, and its program (offline).
 
-    inside    inputs ─▶ decoder.engine (plugins launch our kernels) ─▶ tokens
-    between   inputs ─▶ segment_00 ─▶ kernels ─▶ segment_01 ─▶ … ─▶ tokens      as on `rtx`
+    inside    inputs ─▶ feed kernel ─▶ decoder.engine (plugins launch our kernels) ─▶ tokens
+    between   inputs ─▶ feed kernel ─▶ segment_00 ─▶ kernels ─▶ segment_01 ─▶ … ─▶ tokens      as on `rtx`
 
 TensorRT times tactics, so this runs on a GPU such as the one that is to serve.
 """
@@ -17,7 +17,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import onnx
 import onnx_ir as ir
 
 from ostinato.engines.engine_record import EngineInfo
@@ -30,15 +29,15 @@ from ostinato.plugins.cubin import Cubins
 from ostinato.plugins.paged_attention import PAGED_ATTENTION
 
 from . import timing_cache
-from .cut import Cut, Segment, cut_at_operators, is_operator
+from .cut import Cut, cut_at_operators, is_operator
 from .engine_job import EngineJob, step_profiles
-from .graph_record import graph_digest, operator_counts
+from .graph_record import with_graph
 from .half import Arrays
 from .kernel_compiler import Compile, compile_kernels
 from .launch_plan import LaunchPlan, plan_launches
-from .program_buffers import engine_tensors
-from .program_writer import ENGINES, GRAPHS, KERNELS, engine_file, graph_file, write_program
+from .program_writer import ENGINES, GRAPHS, KERNELS, graph_file, write_program
 from .rank_result import RankResult
+from .segment_job import segment_job
 from .segment_model import write_bare_graph, write_segment
 from .shared_weights import write_shared
 from .trt_collective import Collective
@@ -140,10 +139,12 @@ def in_place(program: Program) -> Program:
     buffers = tuple(buffer for buffer in program.buffers if buffer.name not in same and buffer.kind != "scratch")
     calls = tuple(
         replace(call, outputs={tensor: same.get(buffer, buffer) for tensor, buffer in call.outputs.items()})
-        for call in program.calls
         if isinstance(call, EngineCall)
+        else call
+        for call in program.calls
     )
-    assert len(calls) == len(program.calls) == 1, "operators inside an engine leave one call"
+    engines = [call for call in calls if isinstance(call, EngineCall)]
+    assert len(engines) == 1, "operators inside an engine leave one engine"
     return replace(program, buffers=buffers, calls=calls)
 
 
@@ -184,12 +185,12 @@ def _build_engines(
     engines: list[EngineInfo] = []
     notes: list[str] = []
     opset = cut.segments[0].nodes[0].graph.opset_imports[""]
-    write = write_whole if bench.launcher else write_segment
+    write, rule = (write_whole, bucket_profiles) if bench.launcher else (write_segment, step_profiles)
     bench.progress.stage("engines", len(cut.segments))
     for segment in cut.segments:
         model, weight_bytes = write(segment, parameters, opset, work)
         write_bare_graph(model, bench.folder / graph_file(segment))
-        job = _job(segment, bench, model)
+        job = segment_job(segment, model, bench.folder, bench.recipe, rule)
         built = bench.builder.build(job, bench.collectives, bench.launcher, cache, bench.progress.detail)
         cache = cache.grown(built.timing_cache, bool(built.notes))
         engines.append(_record(job, built))
@@ -205,35 +206,10 @@ def _build_engines(
     return total, tuple(engines), tuple(dict.fromkeys(notes))
 
 
-def _job(segment: Segment, bench: _Workbench, model: Path) -> EngineJob:
-    inputs, limits = engine_tensors(segment, segment.inputs), bench.recipe.limits
-    return EngineJob(
-        name=segment.name,
-        model=model,
-        engine=bench.folder / engine_file(segment),
-        inputs=inputs,
-        outputs=engine_tensors(segment, segment.outputs),
-        profiles=bucket_profiles(inputs, limits) if bench.launcher else step_profiles(inputs, limits),
-        options=bench.recipe.tensorrt,
-        compute_capabilities=bench.recipe.compute_capabilities,
-    )
-
-
 def _record(job: EngineJob, built: BuiltEngine) -> EngineInfo:
     """What the manifest keeps; the inspector's whole dump goes beside the engine."""
     memory = {profile.name: size for profile, size in zip(job.profiles, built.device_memory_bytes, strict=True)}
     dump = {"device_memory_bytes": memory, "inspector": json.loads(built.layers)}
     job.engine.with_suffix(".layers.json").write_text(json.dumps(dump, indent=1) + "\n")
-    graph = ir.serde.deserialize_model(onnx.load(job.model, load_external_data=False)).graph
-    return EngineInfo(
-        file=f"{job.engine.parent.name}/{job.engine.name}",
-        size_bytes=built.size_bytes,
-        inputs=job.inputs,
-        outputs=job.outputs,
-        profiles=job.profiles,
-        version=built.version,
-        device_memory_bytes=max(memory.values()),
-        layers=built.layer_lines,
-        operators=operator_counts(graph),
-        graph_digest=graph_digest(graph),
-    )
+    info = job.record(built.size_bytes, built.version)
+    return with_graph(replace(info, device_memory_bytes=max(memory.values()), layers=built.layer_lines), job.model)

@@ -39,7 +39,7 @@ def _symbols(tokens: Range, rows: int, limits: Limits) -> Mapping[str, Range]:
         "S": _exactly(rows),
         "P": _exactly(limits.max_blocks_per_row),
         "N": _exactly(limits.num_blocks),
-        "R": _exactly(limits.max_rows + 1),
+        "R": _exactly(limits.num_state_lines),
     }
 
 

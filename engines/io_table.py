@@ -1,7 +1,7 @@
 """The one table of engine inputs and outputs: names for the builder, a form to fill for the runtime (once at start).
 
 Symbols: T tokens in the step, B rows, S rows sampled, N blocks, P block-table width, V vocabulary, W ⌈V/32⌉,
-M bias entries, K logprobs returned.
+M bias entries, K logprobs returned, R state lines.
 """
 
 from __future__ import annotations
@@ -56,7 +56,12 @@ SAMPLING_INPUTS = (
     Tensor("logprob_slots", "int32", ("K",), "sampling"),  # a shape carrier: its length is K, its values are not read
 )
 
-# The device form of sampling: what stays the same while a request lives is state, one line a request; 0 is for pads.
+# Of a program on one stage, not of its graph: which of the tokens that the step before sampled is this token; -1 where
+# `input_ids` has it. FeedTokens puts them in place on the device, so the host need not have seen them.
+FEED_ROWS = Tensor("feed_rows", "int32", ("T",), "step")
+
+# The device form of sampling: what stays the same while a request lives is state, one line a request. Line 0 is for
+# pads, the last one for scored prompt tokens.
 STATE_INPUTS = (
     Tensor("bias_ids", "int32", ("R", "M"), "state"),  # ascending; pads are 2^31 - 1, at the end
     Tensor("bias_values", "float32", ("R", "M"), "state"),
@@ -94,6 +99,11 @@ def step_inputs(sizes: ModelSizes, shard: Shard) -> tuple[Tensor, ...]:
     input_ids, *paging, logits_indices = STEP_INPUTS
     taken = input_ids if shard.is_first_stage else Tensor("hidden_in", "float32", ("T", sizes.hidden_size), "step")
     return (taken, *paging, *((logits_indices,) if shard.is_last_stage else ()))
+
+
+def feed_inputs(shard: Shard) -> tuple[Tensor, ...]:
+    """What a rank's program takes besides its graph: a rank that takes token ids and samples feeds itself."""
+    return (FEED_ROWS,) if shard.is_first_stage and shard.is_last_stage else ()
 
 
 def cache_inputs(sizes: ModelSizes, block_size: int, shard: Shard = WHOLE) -> tuple[Tensor, ...]:

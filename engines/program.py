@@ -1,11 +1,14 @@
 """A rank's program: what one step does on a GPU, call by call, over named buffers (written offline, read at start).
 
     inputs ─▶ segment_00 ─▶ q,k,v ─▶ attention_00 (kernels) ─▶ segment_01 ─▶ … ─▶ logits ─▶ sampling (kernels) ─▶ tokens
+       └─ feed (kernel): ids that the step before sampled
 
 On `rtx`, and on `trt` with operators between, engine segments and kernels alternate; on `trt` with operators inside
-there is one engine call. Every launch of every step shape is recorded here, so the runtime computes none: the program
-is what a captured graph replays. Symbols in shapes: T tokens, B rows, S rows sampled, P table width, N blocks,
-R state lines, V vocabulary, W ⌈V/32⌉, M bias entries, K logprobs.
+there is one engine call. A rank that takes ids and samples feeds itself before all else. Every launch of every step
+shape is recorded here, so the runtime computes none: the program is what a captured graph replays.
+
+Symbols in shapes: T tokens, B rows, S rows sampled, P table width, N blocks, R state lines, V vocabulary, W ⌈V/32⌉,
+M bias entries, K logprobs.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ class KernelCall:
     """Launch an operator's kernels, as `Program.launches` lists them for the step's shape."""
 
     name: str
-    operator: str  # "PagedAttention" or "StatefulSampling"
+    operator: str  # "PagedAttention", "StatefulSampling" or "FeedTokens"
     arguments: Mapping[str, str]  # the operator's input, output and scratch names → buffers
 
 

@@ -91,6 +91,11 @@ class Limits:
         """P, the width of a block table."""
         return -(-self.max_context // self.block_size)
 
+    @property
+    def num_state_lines(self) -> int:
+        """R: line 0 for pads, one a live request, and the last for scored prompt tokens, which is never written."""
+        return self.max_rows + 2
+
 
 def bucket_for(count: int, buckets: tuple[int, ...]) -> int:
     """The smallest bucket that holds `count`."""

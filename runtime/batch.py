@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostinato.engines.sizes import Limits, bucket_for
+from ostinato.engines.sizes import Limits
 from ostinato.plugins.sampling_rows import I32, SamplingRows
 
-from .plan import Plan, PlanRow
-from .request import Request
+from .block_tables import BlockTables
+from .device_rows import DeviceRows
+from .device_sampling import DeviceSamplingPacker
+from .masks import Masks
+from .plan import Plan
+from .row_sets import Index, RowSets, StepRows
 from .sampling import SamplingPacker
+
+if TYPE_CHECKING:  # it takes batches
+    from .executor import StepRules
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's inputs, named as in `engines.io_table`, padded to the limits' buckets.
+    """One step's inputs, named as in `engines.io_table`: T tokens of B rows, S of them sampled, all live.
 
-    T tokens and S sampled rows are bucket sizes. Rows past `num_rows` and sampled rows past `num_sampled` are pads:
-    a pad row is one token at position 0 of block 0 with context 0. `num_tokens` counts the live tokens, which come
-    first. Tokens past the last row's belong to no row; they too are at position 0 and slot 0. P is a power of two or
-    the limits' largest.
+    An executor pads them as it needs. P is a power of two or the limits' largest. `feed_rows`: -1, or the sampled
+    line of the step before whose token is this one, which is 0 in `input_ids`; None where there is no such token.
     """
 
     input_ids: I32  # [T]
@@ -32,141 +38,98 @@ class Batch:
     context_lens: I32  # [B]
     block_tables: I32  # [B, P]
     logits_indices: I32  # [S]
-    sampling: SamplingRows  # num_sampled lines: pads are not sampled on the host
-    num_rows: int
-    num_tokens: int
-    num_sampled: int
+    feed_rows: I32 | None  # [T]
+    sampling: SamplingRows | DeviceRows
 
+    @property
+    def num_rows(self) -> int:
+        return len(self.context_lens)
 
-class BlockTables:
-    """The block tables of the rows that ran last: a row keeps its seat, and only new blocks are written."""
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
 
-    def __init__(self, limits: Limits) -> None:
-        self._tables = np.zeros((limits.max_rows, limits.max_blocks_per_row), np.int32)
-        self._num_written = [0] * limits.max_rows
-        self._seats: dict[Request, tuple[int, int]] = {}  # (seat, preemptions when seated)
-        self._free = list(range(limits.max_rows))
-        self._requests: list[Request] = []
-        self._num_preemptions: list[int] = []
-        self._row_seats: list[int] = []
-
-    def rows(self, requests: list[Request], num_rows: int) -> I32:
-        """The requests' tables, [num_rows, P]; zeros where a row has no block."""
-        num_preemptions = [request.num_preemptions for request in requests]
-        if requests != self._requests or num_preemptions != self._num_preemptions:
-            self._reseat(requests)
-            self._requests, self._num_preemptions = requests, num_preemptions
-        longest = 1
-        for seat, request in zip(self._row_seats, requests, strict=True):
-            count = len(request.blocks)
-            longest = max(longest, count)
-            written = self._num_written[seat]
-            if count != written:
-                self._tables[seat, written:count] = request.blocks[written:]
-                self._num_written[seat] = count
-        width = min(1 << (longest - 1).bit_length(), self._tables.shape[1])
-        tables = np.zeros((num_rows, width), np.int32)
-        tables[: len(requests)] = self._tables[self._row_seats, :width]
-        return tables
-
-    def _reseat(self, requests: list[Request]) -> None:
-        staying = set(requests)
-        for request, (seat, num_preemptions) in list(self._seats.items()):
-            if request not in staying or request.num_preemptions != num_preemptions:  # its blocks are others now
-                del self._seats[request]
-                self._free.append(seat)
-        for request in requests:
-            if request not in self._seats:
-                seat = self._free.pop()
-                self._seats[request] = (seat, request.num_preemptions)
-                self._tables[seat] = 0
-                self._num_written[seat] = 0
-        self._row_seats = [self._seats[request][0] for request in requests]
+    @property
+    def num_sampled(self) -> int:
+        return len(self.logits_indices)
 
 
 class Packer:
-    """Makes batches for one engine. Every batch has arrays of its own, except that sampling lines may be shared."""
+    """Makes batches for one executor. A batch's arrays are never written to again; what stays is shared by several."""
 
-    def __init__(self, limits: Limits, vocab_size: int) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, vocab_size: int, rules: StepRules) -> None:
+        self._block_size = limits.block_size
+        self._row_sets = RowSets(limits.max_rows, rules.num_in_flight)
         self._tables = BlockTables(limits)
-        self._sampling = SamplingPacker(vocab_size)
+        self._masks = Masks(vocab_size)
+        sizes = (vocab_size, limits.max_rows, rules.num_in_flight)
+        self._sampling = DeviceSamplingPacker(*sizes) if rules.keeps_state else SamplingPacker(*sizes)
+        self._each_row = np.arange(limits.max_rows)
+        self._counting = np.arange(limits.max_rows + 1, dtype=np.int32)  # one token a row, and all of them sampled
 
     def pack(self, plan: Plan) -> Batch:
         """The plan's batch, before the plan is committed."""
-        rows, limits = plan.rows, self._limits
-        live, num_tokens = len(rows), plan.num_tokens
-        num_rows = bucket_for(live, limits.row_buckets)
-        num_padded = bucket_for(num_tokens + num_rows - live, limits.token_buckets)
-        tables = self._tables.rows([row.request for row in rows], num_rows)
-        starts = np.array([row.start for row in rows], np.int32)
-        query_starts = np.zeros(num_rows + 1, np.int32)
-        context_lens = np.zeros(num_rows, np.int32)
-        context_lens[:live] = starts
-        counts = np.ones(num_rows, np.int32)
-        counts[:live] = [row.end - row.start for row in rows]
-        np.cumsum(counts, out=query_starts[1:])
-
-        input_ids, positions, slot_mapping = np.zeros((3, num_padded), np.int32)
-        if num_tokens == live:
-            row_of = np.arange(live)
-            positions[:live] = starts
-            input_ids[:live] = [row.request.tokens[row.start] for row in rows]
+        rows = self._row_sets.columns(plan.rows)
+        tables = self._tables.rows(rows.row_set)
+        num_rows = len(rows.requests)
+        if plan.num_tokens == num_rows:
+            query_starts, row_of, positions = self._counting[: num_rows + 1], self._each_row[:num_rows], rows.starts
         else:
-            row_of = np.repeat(np.arange(live), counts[:live])
-            positions[:num_tokens] = np.arange(num_tokens) + (starts - query_starts[:live])[row_of]
-            input_ids[:num_tokens] = list(chain.from_iterable(row.request.tokens[row.start : row.end] for row in rows))
-        block, offset = np.divmod(positions[:num_tokens], limits.block_size)
-        slot_mapping[:num_tokens] = tables[row_of, block] * limits.block_size + offset
+            lengths = rows.ends - rows.starts
+            query_starts = np.zeros(num_rows + 1, np.int32)
+            np.cumsum(lengths, out=query_starts[1:])
+            row_of = np.repeat(self._each_row[:num_rows], lengths)
+            positions = np.arange(plan.num_tokens, dtype=np.int32) + (rows.starts - query_starts[:-1])[row_of]
         return Batch(
-            input_ids=input_ids,
+            input_ids=_input_ids(rows, plan),
             positions=positions,
-            slot_mapping=slot_mapping,
+            slot_mapping=self._slots(tables, row_of, positions),
             query_starts=query_starts,
-            context_lens=context_lens,
+            context_lens=rows.starts,
             block_tables=tables,
             logits_indices=self._logits_indices(rows, query_starts, plan.num_sampled),
+            feed_rows=_feed_rows(rows, query_starts),
             sampling=self._sampling.pack(rows),
-            num_rows=live,
-            num_tokens=num_tokens,
-            num_sampled=plan.num_sampled,
         )
 
-    def _logits_indices(self, rows: tuple[PlanRow, ...], query_starts: I32, num_sampled: int) -> I32:
+    def late_masks(self, plan: Plan) -> I32:
+        """The masks that the plan's batch lacks, [num_late_masks, W]; the step before is committed."""
+        return self._masks.late(plan)
+
+    def _slots(self, tables: I32, row_of: Index, positions: I32) -> I32:
+        """block * block_size + offset of each token, [T]."""
+        index = positions // self._block_size
+        slots: I32 = tables[row_of, index]
+        slots -= index
+        slots *= self._block_size
+        slots += positions
+        return slots
+
+    def _logits_indices(self, rows: StepRows, query_starts: I32, num_sampled: int) -> I32:
         """The last `num_sampled` tokens of each row, [S]."""
-        indices = np.zeros(bucket_for(num_sampled, self._limits.row_buckets), np.int32)
-        counts = np.array([row.num_sampled for row in rows], np.int32)
-        first = query_starts[1 : len(rows) + 1] - np.cumsum(counts)
-        indices[:num_sampled] = np.repeat(first, counts) + np.arange(num_sampled)
+        if num_sampled == query_starts[-1]:
+            return self._counting[:num_sampled]
+        counts = np.array(rows.num_sampled, np.int32)
+        first = query_starts[1:] - np.cumsum(counts)
+        indices: I32 = np.repeat(first, counts).astype(np.int32)
+        indices += self._counting[:num_sampled]
         return indices
 
 
-def warmup_batches(limits: Limits) -> list[Batch]:
-    """Every row bucket with and without tokens past its rows, and every token bucket; all within the null block."""
-    token_buckets, top = limits.token_buckets, limits.max_step_tokens
-    counts = [(rows, bucket_for(rows, token_buckets), 0) for rows in limits.row_buckets]
-    counts += [(rows, bucket_for(rows + 1, token_buckets), 1) for rows in limits.row_buckets if rows < top]
-    counts += [(1, tokens, 0) for tokens in token_buckets]
-    return [_null_batch(num_rows, num_tokens, num_tail, limits) for num_rows, num_tokens, num_tail in counts]
+def _input_ids(rows: StepRows, plan: Plan) -> I32:
+    """[T]; 0 for a token that is not known yet, which is a row of its own."""
+    if plan.num_tokens > len(plan.rows):
+        chunks = (request.tokens[start:end] or (0,) for request, start, end, _, _ in plan.rows)
+        return np.fromiter(chain.from_iterable(chunks), np.int32, plan.num_tokens)
+    if rows.fed_from is not None and rows.fed_from.min() >= 0:
+        return np.zeros(plan.num_tokens, np.int32)
+    return np.array([0 if fed >= 0 else request.tokens[start] for request, start, _, _, fed in plan.rows], np.int32)
 
 
-def _null_batch(num_rows: int, num_tokens: int, num_tail: int, limits: Limits) -> Batch:
-    """Rows of one token, but for the last, which has all that are not in the tail."""
-    positions = np.zeros(num_tokens, np.int32)
-    longest = num_tokens - num_tail - num_rows + 1
-    positions[num_rows - 1 : num_tokens - num_tail] = np.arange(longest)
-    query_starts = np.arange(num_rows + 1, dtype=np.int32)
-    query_starts[-1] = num_tokens - num_tail
-    return Batch(
-        input_ids=np.zeros(num_tokens, np.int32),
-        positions=positions,
-        slot_mapping=positions % limits.block_size,
-        query_starts=query_starts,
-        context_lens=np.zeros(num_rows, np.int32),
-        block_tables=np.zeros((num_rows, -(-longest // limits.block_size)), np.int32),
-        logits_indices=query_starts[1:] - 1,
-        sampling=SamplingPacker(vocab_size=1).pack(()),
-        num_rows=num_rows,
-        num_tokens=num_tokens - num_tail,
-        num_sampled=num_rows,
-    )
+def _feed_rows(rows: StepRows, query_starts: I32) -> I32 | None:
+    """[T]: -1, or where in the step before the token was sampled. A fed row has no other token."""
+    if rows.fed_from is None or query_starts[-1] == len(rows.fed_from):
+        return rows.fed_from
+    feed_rows = np.full(query_starts[-1], -1, np.int32)
+    feed_rows[query_starts[:-1]] = rows.fed_from
+    return feed_rows

@@ -13,9 +13,9 @@ from ostinato.engines.errors import OstinatoError, RequestError
 
 from .choice import ChoiceStream
 from .intake import Intake
-from .loop import STEP_FAILED, Loop
+from .loop import Loop
 from .metrics import Metrics
-from .request import Event, Request, SamplingParams
+from .request import STEP_FAILED, Event, Request, SamplingParams
 from .stream import Stream
 from .tokenizer import Tokenizer
 

@@ -87,8 +87,8 @@ class StepBuffers:
         }
 
     def clear(self, stream: Stream) -> None:
-        """Empty caches and state, and inputs without a live row or token, which is what graphs are warmed with."""
-        for kind in ("cache", "state", "input"):
+        """Empty caches and state, inputs without a live row or token, and zeros for them to be fed: to warm graphs."""
+        for kind in ("cache", "state", "input", "output"):
             if kind in self._blocks:
                 stream.fill(self._blocks[kind].address, 0, self._blocks[kind].num_bytes)
         if (bias_ids := self.layout.blocks["state"].places.get(BIAS_IDS)) is not None:
@@ -142,13 +142,14 @@ class StepSlot:
             stream.upload(self._buffers.address("input"), self._pinned.address, count)
         stream.record(self._up_is_done)
 
-    def upload_masks(self, stream: Stream, shape: StepShape, mask_lines: int) -> None:
-        """The first masks alone, for a step whose masks are known after its other inputs have gone up."""
-        layout = self._buffers.layout
-        start = layout.inputs[shape.key].places[MASKS].offset
-        count = layout.upload_bytes(shape.key, mask_lines) - start
+    def upload_masks(self, stream: Stream, shape: StepShape, first: int, count: int) -> None:
+        """`count` lines of masks alone, for a step whose other inputs have gone up before they were known."""
+        place = self._buffers.layout.inputs[shape.key].places[MASKS]
+        assert first + count <= place.shape[0], f"{first + count} mask lines in a step of {place.shape[0]} rows"
+        line = place.num_bytes // place.shape[0]
+        start = place.offset + first * line
         if count:
-            stream.upload(self._buffers.address("input") + start, self._pinned.address + start, count)
+            stream.upload(self._buffers.address("input") + start, self._pinned.address + start, count * line)
         stream.record(self._up_is_done)
 
     def download(self, stream: Stream, shape: StepShape) -> None:

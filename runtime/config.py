@@ -8,13 +8,16 @@ from dataclasses import dataclass
 
 from ostinato.engines.errors import RecipeError
 from ostinato.engines.manifest import Manifest
-from ostinato.engines.recipe import PACKED_WEIGHTS
+from ostinato.engines.recipe import GPU_TARGETS, PACKED_WEIGHTS
 from ostinato.engines.sizes import Limits
 
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """None keeps what the bundle was built with. `num_threads` None means every core this process may use."""
+    """None keeps what the bundle was built with. `num_threads` None means every core this process may use.
+
+    `strict_graphs`: on a GPU, refuse decode steps that no captured graph serves, instead of running them eagerly.
+    """
 
     max_rows: int | None = None
     max_step_tokens: int | None = None
@@ -22,6 +25,7 @@ class RuntimeConfig:
     kv_tokens: int | None = None
     prefix_cache: bool = True
     num_threads: int | None = None
+    strict_graphs: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_step_tokens", "max_context", "kv_tokens", "num_threads"):
@@ -36,6 +40,12 @@ class RuntimeConfig:
     def limits(self, manifest: Manifest) -> Limits:
         """The bundle's limits with the caller's choices; a pool smaller than one full context lowers the context."""
         built = manifest.limits
+        if manifest.target in GPU_TARGETS:
+            self._check_built(manifest)
+        elif self.strict_graphs:
+            raise RecipeError(
+                f"strict graphs are for GPU bundles, {manifest.name} is for target {manifest.target}: drop them"
+            )
         kv_tokens = self.kv_tokens or built.kv_tokens
         max_context = self.max_context or min(built.max_context, kv_tokens)
         if max_context > manifest.sizes.max_positions:
@@ -53,6 +63,19 @@ class RuntimeConfig:
             row_buckets=_cut(built.row_buckets, max_rows),
             token_buckets=_token_buckets(manifest, max_step_tokens),
         )
+
+    def _check_built(self, manifest: Manifest) -> None:
+        """Engines and kernels of a GPU bundle were compiled for what they were built with, and for less."""
+        names = ["max_rows", "max_step_tokens", "max_context"]
+        if manifest.target == "trt" and manifest.tensorrt.operators == "inside":
+            names.append("kv_tokens")  # the engine's own
+        for name in names:
+            built = getattr(manifest.limits, name)
+            if (asked := getattr(self, name) or 0) > built:
+                raise RecipeError(
+                    f"{name} is {asked}, the bundle was built for {built}: give less, or build it with --set "
+                    f"limits.{name}={asked}"
+                )
 
 
 def _token_buckets(manifest: Manifest, top: int) -> tuple[int, ...]:
@@ -76,6 +99,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     group.add_argument("--max-context", type=int, help="prompt + output tokens of one request")
     group.add_argument("--kv-tokens", type=int, help="tokens that the KV pool holds")
     group.add_argument("--prefix-cache", choices=("on", "off"), default="on", help="share the blocks of equal prefixes")
+    group.add_argument(
+        "--strict-graphs", action="store_true", help="on a GPU, refuse decode steps that could not be captured"
+    )
     group.add_argument("--threads", type=int, help="CPU threads (default: all that this process may use)")
 
 
@@ -87,4 +113,5 @@ def config_from_args(args: Namespace) -> RuntimeConfig:
         kv_tokens=args.kv_tokens,
         prefix_cache=args.prefix_cache == "on",
         num_threads=args.threads,
+        strict_graphs=args.strict_graphs,
     )

@@ -144,6 +144,15 @@ class Device:
         for stream in [handle for handle in self._open if isinstance(handle, Stream)]:
             self.wait_until(partial(stream.is_done, or_lost=True), "the work on the GPU", limit_s)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._context is None
+
+    def is_lost(self) -> bool:
+        """Whether the context will never work again: it fails when it is asked, and once more."""
+        asked = (ask("ask for free memory", self.driver.cuMemGetInfo) for _ in range(2))
+        return all(int(status) for status, _ in asked)
+
     def close(self, limit_s: float = WAIT_LIMIT_S) -> None:
         """Give everything back, newest first, when the streams are done; raises the first DeviceError at the end.
 

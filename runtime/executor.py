@@ -1,25 +1,67 @@
-"""The one seam between desk and machine: an executor runs a batch and hands back a ticket (called per step)."""
+"""The one seam between desk and machine: an executor runs batches and hands back tickets (called per step)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from ostinato.plugins.sampling_rows import Sampled
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.plugins.sampling_rows import I32, Sampled
 
 from .batch import Batch
 
+LogitsObserver = Callable[[NDArray[np.float32]], None]  # sees [num_sampled, V] of each step; the array is reused
+
+
+@dataclass(frozen=True)
+class StepRules:
+    """What an executor asks of steps; the desk plans and packs by it.
+
+    `pad_tokens[n]`: tokens that it pads a step of n rows with. `num_in_flight`: steps that run or wait on the device at
+    once. `feeds_tokens`: a row's input may be the token that the step before it samples, which the host does not know
+    yet. `keeps_state`: it samples on the device and wants `DeviceRows`, else `SamplingRows`.
+    """
+
+    pad_tokens: Sequence[int]
+    num_in_flight: int = 1
+    feeds_tokens: bool = False
+    keeps_state: bool = False
+
 
 class Ticket(Protocol):
-    """A running step."""
+    """A step in flight."""
+
+    def sample(self, masks: I32) -> None:
+        """Give the masks that were not known when the step was launched, [num_late_masks, W], and let it go on.
+
+        Called once, before `wait`, and only where the batch has late masks. Raises DeviceError.
+        """
+        ...
 
     def wait(self) -> Sampled:
-        """Block until the step is done; raises DeviceError if it failed. Called exactly once."""
+        """Block until the step is done; raises DeviceError if it failed. Called once, in the order of the steps."""
         ...
 
 
 class Executor(Protocol):
-    """Runs batches, one at a time, in the order they come. Owns the KV caches."""
+    """Runs batches in the order they come, `rules.num_in_flight` at once. Owns the KV caches."""
 
-    def run(self, batch: Batch) -> Ticket: ...
+    @property
+    def rules(self) -> StepRules: ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it will never run a step again, or None. May be read from any thread."""
+        ...
+
+    def run(self, batch: Batch) -> Ticket:
+        """Launch a step; of one with late masks, what comes before sampling. The batch's arrays may be reused after.
+
+        Raises DeviceError; then nothing of the step counts, and steps before it go on.
+        """
+        ...
 
     def close(self) -> None: ...

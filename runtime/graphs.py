@@ -29,11 +29,20 @@ class Coverage:
     eager: Counter[tuple[str, str]] = field(default_factory=Counter)
     live_tokens: int = 0
     padded_tokens: int = 0
+    graph_bytes: Mapping[str, int] = field(default_factory=dict)  # captured step shape's key → GPU memory of its graphs
 
     @property
     def padding_share(self) -> float:
         """Of all tokens that graphs computed, how many nobody asked for."""
         return 1 - self.live_tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    def steps(self, phase: str) -> tuple[int, int]:
+        """Steps of "decode" or "prefill" so far: replayed, and not. May be read from any thread."""
+        replayed, eager = list(self.replayed.items()), list(self.eager.items())
+        return (
+            sum(count for key, count in replayed if key.startswith(phase)),
+            sum(count for (key, _), count in eager if key.startswith(phase)),
+        )
 
     def lines(self) -> list[str]:
         """The report, a line a fact."""
@@ -58,7 +67,7 @@ class Graphs:
         self._graphs: dict[tuple[str, str], ReadyGraph] = {}
         self._memory: dict[str, int] = {}
         self._failures: dict[str, str] = {}
-        self.coverage = Coverage()
+        self.coverage = Coverage(graph_bytes=self._memory)
 
     @property
     def memory(self) -> Mapping[str, int]:

@@ -10,8 +10,8 @@ from ostinato.engines.errors import RequestError
 from ostinato.engines.manifest import Manifest
 from ostinato.engines.sizes import Limits
 
+from .context import check_fits
 from .request import SEED_BITS, Request, SamplingParams, check_token_ids
-from .scheduler import check_fits
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from ostinato.engines.sizes import Limits
 
 from .choice import ChoiceStream, Delta
 from .config import RuntimeConfig
+from .executor import LogitsObserver
+from .libraries import REAL, Libraries
 from .loop import StepObserver
-from .openvino import LogitsObserver
 from .progress import bar, loading
 from .request import Event, SamplingParams, TokenLogprob
 from .shop import open_shop
@@ -56,10 +57,11 @@ class LLM:
         progress: bool = True,
         observe_logits: LogitsObserver | None = None,
         observe_step: StepObserver | None = None,
+        libraries: Libraries = REAL,
     ) -> None:
         self._progress = progress
         with loading(progress) as show:
-            self._shop = open_shop(Path(bundle), config or RuntimeConfig(), show, observe_logits)
+            self._shop = open_shop(Path(bundle), config or RuntimeConfig(), show, observe_logits, libraries)
         self._shop.loop.observe_step = observe_step
         self._rows: dict[int, _Row] = {}  # choices that are being made, of all calls
 

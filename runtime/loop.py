@@ -1,4 +1,8 @@
-"""The loop: inbox → plan → pack → run → commit, on its own thread or driven by a caller (lines run per step)."""
+"""The loop: inbox → plan → pack → launch, wait → commit, on its own thread or driven by a caller (lines run per step).
+
+host, two in flight    plan 1 │ plan 2 │ wait 1 │ commit 1, plan 3 │ wait 2 │ commit 2, plan 4 │ …
+device                        │ step 1 ──────── │ step 2 ───────────────── │ step 3 ───────────
+"""
 
 from __future__ import annotations
 
@@ -6,34 +10,24 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ostinato.engines.errors import OstinatoError, RequestError
+from ostinato.plugins.sampling_rows import Sampled
 
 from .batch import Packer
 from .executor import Executor
-from .plan import Plan
-from .request import Event, Request
+from .flight import Flight, StepTimes
+from .request import STEP_FAILED, Event, Request
 from .scheduler import Scheduler
 
 STALL_SECONDS = 10.0  # steps are chunked, so even a long prefill is far below
 MAX_FAILURES_IN_A_ROW = 3
-STEP_FAILED = "internal_error"
 
 logger = logging.getLogger(__name__)
-
-
-class StepTimes(NamedTuple):
-    """What a step held, and the seconds that its parts took."""
-
-    num_rows: int
-    num_tokens: int
-    plan: float
-    pack: float
-    run: float
-    commit: float
 
 
 StepObserver = Callable[[StepTimes], None]
@@ -69,6 +63,8 @@ class Loop:
         self._packer = packer
         self._executor = executor
         self._clock = clock
+        self._num_in_flight = executor.rules.num_in_flight
+        self._flights: deque[Flight] = deque()
         self._inbox: queue.SimpleQueue[Callable[[], Event | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
@@ -85,28 +81,96 @@ class Loop:
         self._inbox.put(partial(self.scheduler.abort, request_id))
 
     def step(self) -> list[Event]:
-        """One step of every request that has its turn: at most one event each."""
+        """Launch what the executor has room for, then wait for the oldest step: at most one event a request of it."""
         events = self._drain_inbox()
-        started = self._clock()
+        if (trouble := self._executor.trouble) is not None:
+            return events + self._give_up(trouble)
+        while self._has_room() and self._launch():
+            pass
+        return events + self._land() if self._flights else events
+
+    def _has_room(self) -> bool:
+        """Whether one more step may be launched; none behind one that failed, which has no tokens to feed it."""
+        flights = self._flights
+        return len(flights) < self._num_in_flight and not (flights and flights[-1].error is not None)
+
+    def _launch(self) -> bool:
+        """The next step, if there is one now."""
+        clock = self._clock
+        started = clock()
         plan = self.scheduler.plan()
         if plan is None:
-            return events
-        planned = self._clock()
+            return False
+        flight = Flight(plan, plan_seconds=clock() - started)
+        self._flights.append(flight)
         try:
-            batch = self._packer.pack(plan)
-            packed = self._clock()
-            sampled = self._executor.run(batch).wait()
+            flight.launch(self._packer, self._executor, clock)
         except Exception as error:
-            return events + self._fail(plan, error)
-        except BaseException:  # Ctrl-C in a caller's own step: the books must be right for what it does next
-            self.scheduler.fail(plan, RequestError("the step was interrupted", code=STEP_FAILED))
+            flight.error = error
+        except BaseException:
+            self._interrupt(flight)
             raise
-        ran = self._clock()
+        return True
+
+    def _land(self) -> list[Event]:
+        """The oldest step's outcome; the next one can then be sampled."""
+        flight = self._flights[0]
+        try:
+            sampled = flight.wait(self._clock)
+        except Exception as error:
+            events = self._fail(flight, error)
+        except BaseException:
+            self._interrupt(flight)
+            raise
+        else:
+            events = self._commit(flight, sampled)
+        self._sample_next()
+        return events
+
+    def _commit(self, flight: Flight, sampled: Sampled) -> list[Event]:
+        started = self._clock()
+        self._flights.popleft()
         self._failures_in_a_row = 0
-        events += self.scheduler.commit(plan, sampled)
+        events = self.scheduler.commit(flight.plan, sampled)
         if self.observe_step is not None:
-            spans = (planned - started, packed - planned, ran - packed, self._clock() - ran)
-            self.observe_step(StepTimes(len(plan.rows), plan.num_tokens, *spans))
+            self.observe_step(flight.times(self._clock() - started))
+        return events
+
+    def _sample_next(self) -> None:
+        """Give the oldest step the masks that hung on the one before it."""
+        if not self._flights:
+            return
+        flight = self._flights[0]
+        try:
+            flight.sample(self._packer, self._clock)
+        except Exception as error:
+            flight.error = error
+        except BaseException:
+            self._interrupt(flight)
+            raise
+
+    def _fail(self, flight: Flight, error: Exception) -> list[Event]:
+        """End the requests of a step that failed, and only those."""
+        self._flights.popleft()
+        self._failures_in_a_row += 1
+        logger.error("a step failed, its %d requests end: %s", len(flight.plan.rows), error, exc_info=error)
+        reason = str(error) if isinstance(error, OstinatoError) else "the step failed inside the server"
+        return self.scheduler.fail(flight.plan, RequestError(reason, code=STEP_FAILED))
+
+    def _interrupt(self, flight: Flight) -> None:
+        """Ctrl-C in a caller's own step: its requests end, so that the books are right for what he does next."""
+        flight.error = RequestError("the step was interrupted", code=STEP_FAILED)
+        if flight is self._flights[0]:  # else it lands, as failed, in its turn
+            self._flights.popleft()
+            self.scheduler.fail(flight.plan, flight.error)
+            self._sample_next()
+
+    def _give_up(self, trouble: str) -> list[Event]:
+        """End every request: the executor runs no step any more."""
+        self._flights.clear()
+        events = self.scheduler.fail_all(RequestError(trouble, code=STEP_FAILED))
+        if events:
+            logger.error("%d requests end: %s", len(events), trouble)
         return events
 
     def _drain_inbox(self, *, wait: bool = False) -> list[Event]:
@@ -117,13 +181,6 @@ class Loop:
             if (event := self._inbox.get()()) is not None:
                 events.append(event)
         return events
-
-    def _fail(self, plan: Plan, error: Exception) -> list[Event]:
-        """End the requests of a step that failed, and only those."""
-        self._failures_in_a_row += 1
-        logger.error("a step failed, its %d requests end: %s", len(plan.rows), error, exc_info=error)
-        reason = str(error) if isinstance(error, OstinatoError) else "the step failed inside the server"
-        return self.scheduler.fail(plan, RequestError(reason, code=STEP_FAILED))
 
     def run_until_idle(self) -> Iterator[list[Event]]:
         """Drive the loop on the caller's thread; yields each step's events until no request is left."""
@@ -178,6 +235,8 @@ class Loop:
         """Why the loop can't be relied on now, None if it can. May be read from any thread."""
         if not self.is_alive:
             return "the loop is not running"
+        if (trouble := self._executor.trouble) is not None:
+            return trouble
         if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
             return f"the last {self._failures_in_a_row} steps failed"
         if self._is_busy and self._clock() - self._progress_at > STALL_SECONDS:

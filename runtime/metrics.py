@@ -8,10 +8,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from .graphs import Coverage
 from .scheduler import Scheduler
 
 PREFIX = "ostinato:"
 FINISHED_REASONS = ("stop", "length", "abort", "error")
+PHASES = ("decode", "prefill")
 
 _FIRST_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.5, 5, 10, 20, 40, 80, 160)
 _BETWEEN_TOKENS_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 5, 10)
@@ -60,6 +62,17 @@ class Metrics:
         ):
             self._registry.register(_ReadCounter(PREFIX + name, text, read))
 
+    def watch_graphs(self, coverage: Coverage) -> None:
+        """Show what an executor that replays graphs counts, read at each scrape."""
+        self._registry.register(_GraphSteps(coverage))
+        self._gauge(
+            "graph_padding_share", "Of the tokens that graphs computed, the part that is pads, 0 to 1.",
+            lambda: coverage.padding_share,
+        )  # fmt: skip
+        self._gauge(
+            "graph_memory_bytes", "GPU memory that captured graphs take.", lambda: sum(coverage.graph_bytes.values())
+        )
+
     def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         Gauge(PREFIX + name, text, registry=self._registry).set_function(read)
 
@@ -78,3 +91,19 @@ class _ReadCounter(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         yield CounterMetricFamily(self._name, self._text, value=self._read())
+
+
+class _GraphSteps(Collector):
+    """Steps by phase, and whether a graph was replayed."""
+
+    def __init__(self, coverage: Coverage) -> None:
+        self._coverage = coverage
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily(
+            PREFIX + "graph_steps", "Steps, by phase and by whether a graph was replayed.", labels=["phase", "mode"]
+        )
+        for phase in PHASES:
+            for mode, count in zip(("replayed", "eager"), self._coverage.steps(phase), strict=True):
+                family.add_metric([phase, mode], count)
+        yield family

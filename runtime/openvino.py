@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import openvino as ov
-from numpy.typing import NDArray
 
 from ostinato.engines.bundle import Bundle
 from ostinato.engines.errors import DeviceError
 from ostinato.engines.io_table import STEP_INPUTS
 from ostinato.engines.sizes import Limits
 from ostinato.plugins.host_sampling import HostSampler
-from ostinato.plugins.sampling_rows import Sampled
+from ostinato.plugins.sampling_rows import I32, Sampled, SamplingRows
 
-from .batch import Batch, warmup_batches
+from .batch import Batch
+from .executor import LogitsObserver, StepRules
 from .openvino_graph import compile_graph, read_graph
+from .openvino_padding import PaddedStep, pad_tokens, padded, warmup_steps, with_end_row
 from .progress import Show
-
-LogitsObserver = Callable[[NDArray[np.float32]], None]  # sees [num_sampled, V] of each step; the array is reused
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +26,9 @@ class OpenVINOTicket:
 
     executor: OpenVINOExecutor
     batch: Batch
+
+    def sample(self, masks: I32) -> None:
+        raise AssertionError(f"{len(masks)} late masks: on the CPU nothing is in flight when a step is packed")
 
     def wait(self) -> Sampled:
         return self.executor.finish(self.batch)
@@ -56,6 +56,7 @@ class OpenVINOExecutor:
         core = ov.Core()
         compiled = compile_graph(core, read_graph(core, bundle), bundle, num_threads)
         progress("read and compile the graph", 1, 1)
+        self.rules = StepRules(pad_tokens(limits))
         self._observe_logits = observe_logits
         self._limits = limits
         self._is_exact = bundle.manifest.weights == "float32"
@@ -64,6 +65,10 @@ class OpenVINOExecutor:
         self._request = compiled.create_infer_request()
         self._sampler = HostSampler(bundle.manifest.sizes.vocab_size, num_threads)
         self._bind_caches(compiled)
+
+    @property
+    def trouble(self) -> None:
+        """None ever: a step that fails tells nothing of the next."""
 
     def _bind_caches(self, compiled: ov.CompiledModel) -> None:
         for port in compiled.inputs:
@@ -76,26 +81,25 @@ class OpenVINOExecutor:
 
     def warm(self, progress: Show) -> None:
         """Run every bucket once, so that no later step compiles a kernel."""
-        batches = warmup_batches(self._limits)
-        for done, batch in enumerate(batches, 1):
-            self.run(batch)
+        steps = warmup_steps(self._limits)
+        for done, step in enumerate(steps, 1):
+            self._start(step)
             self._request.wait()
-            progress("warm buckets", done, len(batches))
+            progress("warm buckets", done, len(steps))
 
     def run(self, batch: Batch) -> OpenVINOTicket:
         """Start a step. The batch's arrays are copied here, so the caller may reuse them. Raises DeviceError."""
-        if self._is_exact or batch.query_starts[-1] < len(batch.input_ids):
-            batch = with_end_row(batch, self._limits.block_size)
         try:
-            self._bind(batch)
-            self._request.start_async()
+            self._start(padded(batch, self._limits))
         except RuntimeError as error:
             raise DeviceError(f"OpenVINO did not start a step of {batch.num_tokens} tokens: {error}") from None
         return OpenVINOTicket(self, batch)
 
-    def _bind(self, batch: Batch) -> None:
+    def _start(self, step: PaddedStep) -> None:
+        if self._is_exact or step.query_starts[-1] < len(step.input_ids):
+            step = with_end_row(step, self._limits.block_size)
         for name in self._names:
-            array: NDArray[np.int32] = getattr(batch, name)
+            array: I32 = getattr(step, name)
             key = (name, array.shape)
             tensor = self._tensors.get(key)
             if tensor is None:
@@ -103,6 +107,7 @@ class OpenVINOExecutor:
             else:
                 tensor.data[...] = array
             self._request.set_tensor(name, tensor)
+        self._request.start_async()
 
     def finish(self, batch: Batch) -> Sampled:
         """Wait for the running step and sample its rows."""
@@ -113,22 +118,8 @@ class OpenVINOExecutor:
         logits = self._request.get_output_tensor(0).data[: batch.num_sampled]
         if self._observe_logits is not None and batch.num_sampled:
             self._observe_logits(logits)
+        assert isinstance(batch.sampling, SamplingRows), "the CPU keeps no state"
         return self._sampler.sample(logits, batch.sampling)
 
     def close(self) -> None:
         self._sampler.close()
-
-
-def with_end_row(batch: Batch, block_size: int) -> Batch:
-    """One more row, in the null block, that holds the tokens past the last one; there may be none."""
-    num_tokens = len(batch.input_ids)
-    num_tail = num_tokens - int(batch.query_starts[-1])
-    num_rows, width = batch.block_tables.shape
-    tables = np.zeros((num_rows + 1, max(width, -(-num_tail // block_size))), np.int32)
-    tables[:num_rows, :width] = batch.block_tables
-    return replace(
-        batch,
-        query_starts=np.append(batch.query_starts, np.int32(num_tokens)),
-        context_lens=np.append(batch.context_lens, np.int32(0)),
-        block_tables=tables,
-    )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from ostinato.engines.errors import RequestError
+import logging
+
+from ostinato.engines.errors import OstinatoError, RequestError
 from ostinato.plugins.sampling_rows import Sampled
 
-from .plan import PlanRow
-from .request import Event, Request, TokenLogprob
+from .guide import Guide
+from .plan import PlanRow, new_tuple
+from .request import STEP_FAILED, Event, Request, TokenLogprob
 
 NO_TOKEN = -1  # the sampler's answer where no token is legal
+
+logger = logging.getLogger(__name__)
 
 
 class SampledLines:
@@ -27,10 +32,12 @@ class SampledLines:
 
 def apply_samples(row: PlanRow, lines: SampledLines, line: int) -> Event | None:
     """Take a row's samples, the lines from `line` on, into its request; None if it is still in its prompt."""
-    request = row.request
-    ends_at_last = row.end == len(request.tokens)
-    num_scored = row.num_sampled - ends_at_last
-    if NO_TOKEN in lines.tokens[line : line + num_scored]:
+    request, _, end, num_sampled, _ = row
+    ends_at_last = end == len(request.tokens)
+    if ends_at_last and num_sampled == 1 and request.max_tokens:
+        return _take_token(request, lines, line)
+    num_scored = num_sampled - ends_at_last
+    if num_scored and NO_TOKEN in lines.tokens[line : line + num_scored]:
         return _illegal(request, "its prompt can't be scored")
     for offset in range(num_scored):
         _score(request, lines, line + offset)
@@ -52,24 +59,47 @@ def _score(request: Request, lines: SampledLines, line: int) -> None:
 def _take_token(request: Request, lines: SampledLines, line: int) -> Event:
     token_id = lines.tokens[line]
     if token_id == NO_TOKEN:
-        return _illegal(request, "no token is legal at this place")
-    num_top = request.params.logprobs
-    logprob = None if num_top is None else lines.logprob(line, token_id, num_top)
+        return _illegal(request, "no token is legal at this place") if request.fault is None else _unguided(request)
+    params, tokens = request.params, request.tokens
+    num_output = len(tokens) - request.num_prompt
     finish = None
-    if token_id in request.stop_ids and request.num_output >= request.params.min_tokens:
+    if token_id in request.stop_ids and num_output >= params.min_tokens:
         finish = "stop"
-    elif request.num_output + 1 == request.max_tokens:
+    elif num_output + 1 == request.max_tokens:
         finish = "length"
-    event = _event(request, token_id, logprob, finish)
-    request.tokens.append(token_id)
+    if request.guide is not None and not _guide(request, request.guide, token_id):
+        return _unguided(request)
+    logprob = None if params.logprobs is None else lines.logprob(line, token_id, params.logprobs)
+    if num_output:
+        event = new_tuple(Event, (request.id, token_id, logprob, finish, None, 0, None))
+    else:
+        event = _event(request, token_id, logprob, finish)
+    tokens.append(token_id)
     return event
 
 
+def _guide(request: Request, guide: Guide, token_id: int) -> bool:
+    """Tell the guide; False if it raised."""
+    try:
+        guide.accept(token_id)
+    except Exception as error:
+        logger.exception("the guide of request %d failed", request.id)
+        request.fault = error
+        return False
+    return True
+
+
 def _event(request: Request, token_id: int | None, logprob: TokenLogprob | None, finish: str | None) -> Event:
-    if request.num_output:
-        return Event(request.id, token_id, logprob, finish)
+    """The request's first event."""
     prompt_logprobs = None if request.params.prompt_logprobs is None else tuple(request.prompt_logprobs)
     return Event(request.id, token_id, logprob, finish, None, request.num_cached, prompt_logprobs)
+
+
+def _unguided(request: Request) -> Event:
+    """The end of a request whose guide raised."""
+    reason = str(request.fault) if isinstance(request.fault, OstinatoError) else "its guide failed inside the server"
+    error = RequestError(f"the output can't be held to its form: {reason}", code=STEP_FAILED)
+    return Event(request.id, None, None, "error", error, request.num_cached)
 
 
 def _illegal(request: Request, why: str) -> Event:

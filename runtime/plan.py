@@ -6,18 +6,22 @@ from typing import NamedTuple
 
 from .request import Request
 
+new_tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long, and there is one a row
+
 
 class PlanRow(NamedTuple):
     """Tokens [start, end) of one request; logits of the last `num_sampled` of them are sampled.
 
     A row that ends at the request's last token samples its next one. Any earlier sampled position i only scores
-    the prompt: it is forced to token i + 1.
+    the prompt: it is forced to token i + 1. `fed_from`: -1, or the row's one token is not known yet: it is what the
+    step before samples in that line.
     """
 
     request: Request
     start: int
     end: int
     num_sampled: int
+    fed_from: int = -1
 
     @property
     def num_tokens(self) -> int:

@@ -14,11 +14,14 @@ from ostinato.engines.errors import RequestError
 from ostinato.engines.sizes import MAX_LOGIT_BIAS, MAX_LOGPROBS
 from ostinato.plugins.sampling_rows import I32
 
+from .guide import Guide
+
 MAX_N = 128
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_STOP_IDS = 1024
 SEED_BITS = 64
+STEP_FAILED = "backend_failure"  # the code of an error that is the server's own
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _INTEGERS = ("top_k", "min_tokens", "n")
@@ -184,6 +187,11 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)  # of the prompt's first tokens, so far
     counts: TokenCounts | None = None  # made when first sampled, if there are penalties
+    guide: Guide | None = None
+    num_planned: int = 0  # num_computed once every step in flight is done
+    num_in_flight: int = 0  # steps in flight that hold a row of it
+    pending_line: int = -1  # in the newest step in flight, the sampled line that its next row is fed from, or -1
+    fault: Exception | None = None  # what its guide raised
 
     @property
     def num_output(self) -> int:

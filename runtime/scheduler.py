@@ -3,89 +3,58 @@
 A step holds, in this order: one token of every decoding row, chunks of rows still in their prompt, new rows.
 A row that needs a block when none is free preempts the newest row of the lowest priority, maybe itself: that one
 gives its blocks up, waits at the front of the line, and computes its prompt and output again when it returns.
+
+Where several steps are in flight, step N + 1 is planned before the tokens of N are known: a row that N samples is fed
+from it (`PlanRow.fed_from`), or waits for its turn where the executor feeds no tokens. What N then shows to be over
+is dropped when N + 1 lands. Blocks come back when no step holds a row of their request.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
+from collections import deque
 
 from ostinato.engines.errors import RequestError
-from ostinato.engines.sizes import Limits, bucket_for
+from ostinato.engines.sizes import Limits
 from ostinato.plugins.sampling_rows import Sampled
 
+from .executor import StepRules
 from .outcome import SampledLines, apply_samples
 from .pages import Pages
-from .plan import Plan, PlanRow
+from .plan import Plan, PlanRow, new_tuple
 from .request import Event, Request, Status
+from .room import Room
 from .waiting import Waiter, WaitingLine, may_overtake
 
 
-def check_fits(num_prompt: int, max_tokens: int | None, limits: Limits) -> int:
-    """The number of output tokens a request may have; RequestError if it could never fit the context.
-
-    `max_tokens` None means the rest of the context. Limits keep a context within the KV pool, so what passes here
-    can always run to its end, if need be alone.
-    """
-    code = "context_length_exceeded"
-    if num_prompt >= limits.max_context:
-        raise RequestError(
-            f"the prompt has {num_prompt} tokens, the context holds {limits.max_context} with at least one of output: "
-            "shorten the prompt",
-            param="prompt",
-            code=code,
-        )
-    rest = limits.max_context - num_prompt
-    if max_tokens is not None and max_tokens > rest:
-        raise RequestError(
-            f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}, the context holds "
-            f"{limits.max_context}: give max_tokens {rest} or less, or shorten the prompt",
-            param="max_tokens",
-            code=code,
-        )
-    return rest if max_tokens is None else max_tokens
-
-
-@dataclass(slots=True)
-class _Room:
-    """What a step can still take, and what it took."""
-
-    num_tokens: int
-    num_sampled: int
-    num_pads: list[int]  # by row count: pad rows up to the bucket, one token each
-    rows: list[PlanRow] = field(default_factory=list)
-
-    def add(self, request: Request) -> None:
-        """The largest chunk of the request's tokens left that fits; nothing if none fits."""
-        start = request.num_computed
-        first = max(start, request.first_sampled)
-        num_tokens = self.num_tokens - self.num_pads[len(self.rows) + 1]
-        end = min(len(request.tokens), start + num_tokens, first + self.num_sampled)
-        if end <= start:
-            return
-        num_sampled = max(0, end - first)
-        self.rows.append(PlanRow(request, start, end, num_sampled))
-        self.num_tokens -= end - start
-        self.num_sampled -= num_sampled
-
-
 class Scheduler:
-    """Decides steps for one executor. One thread; `plan` and `commit` alternate, `submit` and `abort` come anywhere.
+    """Decides steps for one executor. One thread; `submit` and `abort` come anywhere.
 
-    `num_preemptions`, `num_prefix_queries` and `num_prefix_hits` (in tokens, at first admission) only grow.
+    `plan` may be called while fewer than `rules.num_in_flight` steps are in flight; `commit` or `fail` takes the
+    outcome of each in, in the order of the steps. `num_preemptions`, `num_prefix_queries` and `num_prefix_hits` (in
+    tokens, at first admission) only grow.
     """
 
-    def __init__(self, limits: Limits, pages: Pages) -> None:
+    def __init__(self, limits: Limits, pages: Pages, rules: StepRules) -> None:
+        assert rules.num_in_flight <= 2 or not rules.feeds_tokens, "a step is fed from the one before it only"
         self.num_preemptions = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
         self.pages = pages
         self._limits = limits
-        self._num_pads = [bucket_for(count, limits.row_buckets) - count for count in range(limits.max_rows + 1)]
+        self._rules = rules
+        self._max_decoding = next(  # decode rows that a step holds with its pads
+            (
+                count
+                for count in range(limits.max_rows)
+                if count + 1 + rules.pad_tokens[count + 1] > limits.max_step_tokens
+            ),
+            limits.max_rows,
+        )
         self._line = WaitingLine()
         self._running: list[Request] = []  # by priority, then by admission
         self._requests: dict[int, Request] = {}
-        self._in_flight: Plan | None = None
+        self._in_flight: deque[Plan] = deque()
         self._is_stuck = False  # no waiter could start, and since then no block came back and nobody joined
 
     @property
@@ -98,7 +67,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        return not self._requests
+        return not self._requests and not self._in_flight
 
     def submit(self, request: Request) -> Event | None:
         """Put a request in line; its only event if nothing is to be computed for it. `check_fits` comes first."""
@@ -118,7 +87,7 @@ class Scheduler:
     def abort(self, request_id: int) -> Event | None:
         """End a request; its last event, or None if it had ended before.
 
-        Its blocks come back at once, or at `commit` if it is in the step that runs now.
+        Its blocks come back at once, or when the last step in flight that holds a row of it has landed.
         """
         request = self._requests.get(request_id)
         if request is None:
@@ -126,18 +95,16 @@ class Scheduler:
         if request.status is Status.WAITING:
             self._line.leave(request_id)
             self._forget(request)
-        elif self._in_flight is not None and any(row.request is request for row in self._in_flight.rows):
-            self._requests.pop(request_id)
-            request.status = Status.FINISHED  # commit gives its blocks back
         else:
             self._end([request])
         return Event(request_id, None, None, "abort", None, request.num_cached)
 
     def preempt(self, request: Request) -> None:
         """Take a running row's blocks back and let it wait at the front, its tokens kept."""
-        assert self._in_flight is None, "a step is running"
+        assert not self._in_flight, "a step is running"
         self._running.remove(request)
         self.pages.release(request)
+        request.num_planned = 0
         request.status = Status.WAITING
         request.num_preemptions += 1
         self.num_preemptions += 1
@@ -145,76 +112,137 @@ class Scheduler:
         self._is_stuck = False
 
     def plan(self) -> Plan | None:
-        """The next step, or None if there is nothing to do."""
-        assert self._in_flight is None, "a step is running"
-        room = _Room(self._limits.max_step_tokens, self._limits.max_rows, self._num_pads)
+        """The next step; None if there is nothing to do, or nothing before a step in flight has landed."""
+        assert len(self._in_flight) < self._rules.num_in_flight, f"{len(self._in_flight)} steps are in flight"
         num_preemptions = self.num_preemptions
-        self._add_decoding(room)
-        for request in self._running:
-            if len(request.tokens) - request.num_computed > 1:
-                room.add(request)
-        if num_preemptions == self.num_preemptions:  # what was just preempted would only come back to be preempted
-            self._admit(room)
-        if not room.rows:
-            assert not self._requests, f"{len(self._line)} requests wait and none can run"
+        rows = self._decoding()
+        if rows is None:
             return None
         limits = self._limits
-        num_tokens, num_sampled = limits.max_step_tokens - room.num_tokens, limits.max_rows - room.num_sampled
-        self._in_flight = Plan(tuple(room.rows), num_tokens, num_sampled)
-        return self._in_flight
+        room = Room(rows, limits.max_step_tokens - len(rows), limits.max_rows - len(rows), self._rules.pad_tokens)
+        if len(rows) < len(self._running):
+            for request in self._running:
+                if len(request.tokens) - request.num_planned > 1 and self._may_plan(request):
+                    room.add(request)
+        if num_preemptions == self.num_preemptions:  # what was just preempted would only come back to be preempted
+            self._admit(room)
+        if not rows:
+            assert self._in_flight or not self._requests, f"{len(self._line)} requests wait and none can run"
+            return None
+        plan = Plan(tuple(rows), limits.max_step_tokens - room.num_tokens, limits.max_rows - room.num_sampled)
+        self._launch(plan)
+        return plan
+
+    def _launch(self, plan: Plan) -> None:
+        """Note what the step will have done, and which rows the next one can be fed from it."""
+        self._in_flight.append(plan)
+        feeds = self._rules.feeds_tokens and self._rules.num_in_flight > 1
+        line = -1
+        for request, _, end, num_sampled, fed_from in plan.rows:
+            request.num_planned = end
+            request.num_in_flight += 1
+            line += num_sampled
+            if feeds:
+                ends_at_last = fed_from >= 0 or (end == len(request.tokens) and request.is_scored)
+                goes_on = ends_at_last and end + 1 < request.num_prompt + request.max_tokens
+                request.pending_line = line if goes_on else -1
 
     def commit(self, plan: Plan, sampled: Sampled) -> list[Event]:
         """Take a step's results in: at most one event a request, in the order of the plan's rows."""
-        assert plan is self._in_flight, "this is not the step that runs"
-        self._in_flight = None
+        self._land(plan)
+        block_size, finished = self._limits.block_size, Status.FINISHED
         lines = SampledLines(sampled)
         events: list[Event] = []
         ended: list[Request] = []
         line = 0
         for row in plan.rows:
-            request = row.request
-            if request.status is Status.FINISHED:  # aborted meanwhile
+            request, start, end, num_sampled, _ = row
+            if request.status is finished:  # meanwhile
                 ended.append(request)
             else:
-                request.num_computed = row.end
-                self.pages.register(request)
-                event = apply_samples(row, lines, line) if row.num_sampled else None
-                if event is not None:
+                request.num_computed = end
+                if end // block_size > start // block_size:
+                    self.pages.register(request)
+                if num_sampled and (event := apply_samples(row, lines, line)) is not None:
                     events.append(event)
-                    if event.finish is not None:
+                    if event[3] is not None:
                         ended.append(request)
-            line += row.num_sampled
+            line += num_sampled
         self._end(ended)
         return events
 
     def fail(self, plan: Plan, error: RequestError) -> list[Event]:
         """End every row of a step that gave no results."""
-        assert plan is self._in_flight, "this is not the step that runs"
-        self._in_flight = None
+        self._land(plan)
         requests = [row.request for row in plan.rows]
         live = [request for request in requests if request.status is not Status.FINISHED]
         self._end(requests)
         return [Event(request.id, None, None, "error", error, request.num_cached) for request in live]
 
-    def _add_decoding(self, room: _Room) -> None:
-        """One token of each row that computed all others. Victims stand at the end, so they are not planned yet."""
-        index = 0
-        while index < len(self._running):
-            request = self._running[index]
-            if len(request.tokens) - request.num_computed == 1 and self._grow(request):
-                room.add(request)
-            index += 1
+    def fail_all(self, error: RequestError) -> list[Event]:
+        """End every request, those that wait too; what is in flight will not land."""
+        events: list[Event] = []
+        while self._in_flight:
+            events += self.fail(self._in_flight[0], error)
+        for request in list(self._requests.values()):
+            self.abort(request.id)
+            events.append(Event(request.id, None, None, "error", error, request.num_cached))
+        return events
 
-    def _grow(self, request: Request) -> bool:
-        """A block for the row's next token; False if the row itself had to be preempted."""
-        while not self.pages.grow(request, len(request.tokens)):
+    def _land(self, plan: Plan) -> None:
+        assert self._in_flight, "no step is in flight"
+        assert plan is self._in_flight[0], "an older step is in flight"
+        self._in_flight.popleft()
+        for row in plan.rows:
+            request = row[0]
+            request.num_in_flight -= 1
+            if not request.num_in_flight:
+                request.pending_line = -1
+
+    def _decoding(self) -> list[PlanRow] | None:
+        """One token of each row that computed all others; None if a block must be taken back and a step is in flight.
+
+        Victims stand at the end, so they are not planned yet.
+        """
+        rows: list[PlanRow] = []
+        most, block_size = self._most_decoding(), self._limits.block_size
+        for request in self._running:
+            start, line = request.num_planned, request.pending_line
+            if line < 0 and (len(request.tokens) - start != 1 or not self._may_plan(request)):
+                continue
+            if len(rows) == most:
+                break
+            if start >= len(request.blocks) * block_size and not self._grow(request, start + 1):
+                if self._in_flight:
+                    return None
+                continue
+            rows.append(new_tuple(PlanRow, (request, start, start + 1, 1, line)))
+        return rows
+
+    def _most_decoding(self) -> int:
+        """Decode rows that the step may hold. Where tokens are not fed, each step in flight gets a share of them."""
+        rules = self._rules
+        if rules.feeds_tokens or rules.num_in_flight == 1:
+            return self._max_decoding
+        count = sum(len(request.tokens) - request.num_planned <= 1 for request in self._running)
+        return min(self._max_decoding, -(-count // rules.num_in_flight))
+
+    def _may_plan(self, request: Request) -> bool:
+        """Whether it may have a further row: a prompt that is scored goes on when what flies of it has landed."""
+        return not request.num_in_flight or request.is_scored
+
+    def _grow(self, request: Request, num_tokens: int) -> bool:
+        """A block for the row's next token; False if there is none, or the row itself had to be preempted."""
+        while not self.pages.grow(request, num_tokens):
+            if self._in_flight:
+                return False
             victim = self._running[-1]
             self.preempt(victim)
             if victim is request:
                 return False
         return True
 
-    def _admit(self, room: _Room) -> None:
+    def _admit(self, room: Room) -> None:
         """Start waiters while rows, tokens and blocks last. One that lacks blocks may be overtaken, within bounds."""
         if self._is_stuck:
             return
@@ -238,6 +266,7 @@ class Scheduler:
     def _start(self, request: Request) -> None:
         self._line.leave(request.id)
         request.status = Status.RUNNING
+        request.num_planned = request.num_computed
         insort(self._running, request, key=lambda running: running.priority)
         if request.num_preemptions == 0:
             request.num_cached = request.num_computed
@@ -246,9 +275,11 @@ class Scheduler:
                 self.num_prefix_hits += request.num_cached
 
     def _end(self, requests: list[Request]) -> None:
+        """Forget requests; blocks that a step in flight still writes come back when it lands."""
         for request in requests:
-            self.pages.release(request)
             self._forget(request)
+            if not request.num_in_flight:
+                self.pages.release(request)
         if requests:
             self._running = [request for request in self._running if request.status is not Status.FINISHED]
 

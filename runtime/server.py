@@ -21,6 +21,7 @@ from ostinato.engines.errors import OstinatoError
 from .bridge import Bridge
 from .config import RuntimeConfig
 from .door import Door, Served
+from .libraries import REAL, Libraries
 from .metrics import Metrics
 from .progress import loading
 from .server_chat import chat_routes
@@ -133,16 +134,20 @@ def server_config(app: FastAPI, host: str, port: int) -> uvicorn.Config:
     )
 
 
-def serve(bundle: Path, config: RuntimeConfig, host: str, port: int) -> int:
+def serve(bundle: Path, config: RuntimeConfig, host: str, port: int, libraries: Libraries = REAL) -> int:
     """Serve a bundle until SIGTERM or Ctrl-C. Raises OstinatoError where it can't be opened."""
-    from .shop import open_shop  # the application itself needs no device library
+    from .shop import check_shop, open_shop  # the application itself needs no device library
 
+    check_shop(bundle, config, libraries)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
 
     def load() -> Served:
         with loading(sys.stderr.isatty()) as show:
-            shop = open_shop(bundle, config, show)
-        return Served(shop.bundle.manifest.name, Bridge(shop.loop, shop.intake, shop.tokenizer, Metrics()))
+            shop = open_shop(bundle, config, show, libraries=libraries)
+        metrics = Metrics()
+        if shop.coverage is not None:
+            metrics.watch_graphs(shop.coverage)
+        return Served(shop.bundle.manifest.name, Bridge(shop.loop, shop.intake, shop.tokenizer, metrics))
 
     run(create_app(load), host, port)
     return 0

@@ -40,13 +40,14 @@ class StateLines:
             raise
 
     def write(self, stream: Stream, line: int, values: Mapping[str, NDArray[Any]]) -> None:
-        """Every state tensor's line number `line`, from 1; the arrays may be reused at once. Raises DeviceError."""
+        """Some of the state tensors' line number `line`, from 1; arrays may be reused at once. Raises DeviceError."""
         assert line > 0, "line 0 is for pads"
-        assert values.keys() == self._line.places.keys(), f"a line has {', '.join(self._line.places)}"
+        assert values.keys() <= self._line.places.keys(), f"a line has {', '.join(self._line.places)}"
         self._events[self._next].wait("a state line's upload")
         pinned, staged = self._pinned[self._next], self._staged[self._next]
-        for name, place in self._line.places.items():
-            staged[name][...] = values[name]
+        for name, array in values.items():
+            place = self._line.places[name]
+            staged[name][...] = array
             target = self._targets[name] + line * place.num_bytes
             stream.upload(target, pinned.address + place.offset, place.num_bytes)
         stream.record(self._events[self._next])

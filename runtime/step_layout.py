@@ -4,7 +4,8 @@
                        └───────────── one copy ──────────────┘
 
 The order is the same for all step shapes, the offsets are not: each shape's inputs lie without gaps, and a captured
-graph holds the addresses of its own shape. So do outputs. All other buffers have one address, for the largest shape.
+graph holds the addresses of its own shape. So do outputs, but that tokens come first: a step of any shape finds those
+of the step before. All other buffers have one address, for the largest shape.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from dataclasses import dataclass
 
 from ostinato.engines.errors import BundleError
 from ostinato.engines.io_table import Dim
-from ostinato.engines.program import DTYPE_BYTES, Buffer, Program, StepShape
+from ostinato.engines.program import DTYPE_BYTES, Buffer, KernelCall, Program, StepShape
 from ostinato.engines.sizes import MAX_LOGIT_BIAS, MAX_LOGPROBS, Limits, ModelSizes
+from ostinato.plugins.feed_tokens import FEED_TOKENS
 
 ALIGN = 256  # bytes; what TensorRT asks of addresses, and more than kernels do
+TOKENS = "tokens"  # first of what comes down, at one address
 MASKS = "allowed"  # last of what is uploaded: only the lines that a step uses go up
 PASSED = ("hidden_in", "hidden_out")  # between stages, device to device: last of all, and never on the host
 ONE_ADDRESS = ("cache", "state", "cut", "scratch", "weight")
@@ -85,7 +88,7 @@ class StepLayout:
 
 
 def step_layout(program: Program, limits: Limits, sizes: ModelSizes) -> StepLayout:
-    """Lay out a rank's memory. Raises BundleError for a size or type that this version does not know."""
+    """Lay out a rank's memory. Raises BundleError for a size, a type or a feed that this version does not know."""
     by_shape = [symbols(shape, limits, sizes) for shape in program.step_shapes]
     largest = {name: max(table[name] for table in by_shape) for name in by_shape[0]}
     of_kind = {kind: [one for one in program.buffers if one.kind == kind] for kind in (*ONE_ADDRESS, *BY_SHAPE)}
@@ -94,6 +97,7 @@ def step_layout(program: Program, limits: Limits, sizes: ModelSizes) -> StepLayo
     inputs, outputs = (
         {key: pack(ordered[kind], table) for key, table in zip(keys, by_shape, strict=True)} for kind in BY_SHAPE
     )
+    _check_feed(program, outputs)
     return StepLayout(
         blocks={kind: pack(of_kind[kind], largest) for kind in ONE_ADDRESS if kind != "weight"}
         | {"weight": _weights(of_kind["weight"], largest)},
@@ -113,7 +117,7 @@ def symbols(shape: StepShape, limits: Limits, sizes: ModelSizes) -> Mapping[str,
         "S": shape.rows,
         "P": limits.max_blocks_per_row,
         "N": limits.num_blocks,
-        "R": limits.max_rows + 1,
+        "R": limits.num_state_lines,
         "V": sizes.vocab_size,
         "W": -(-sizes.vocab_size // 32),
         "M": MAX_LOGIT_BIAS,
@@ -145,7 +149,19 @@ def _weights(buffers: Sequence[Buffer], table: Mapping[str, int]) -> Layout:
 
 
 def _place_in_copy(buffer: Buffer) -> int:
-    return 2 if buffer.name in PASSED else int(buffer.name == MASKS)
+    known = {TOKENS: 0, MASKS: 2, **dict.fromkeys(PASSED, 3)}
+    return known.get(buffer.name, 1)
+
+
+def _check_feed(program: Program, outputs: Mapping[str, Layout]) -> None:
+    """What feeds a step lies where the step before left it, whatever the shape of either."""
+    calls = (call for call in program.calls if isinstance(call, KernelCall) and call.operator == FEED_TOKENS)
+    for name in (call.arguments["last_tokens"] for call in calls):
+        places = [layout.places.get(name) for layout in outputs.values()]
+        if any(place is None or place.offset for place in places):
+            raise BundleError(
+                f"steps are fed from {name}, which is not first among the outputs: build the bundle again"
+            )
 
 
 def _copied(layout: Layout) -> int:

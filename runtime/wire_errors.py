@@ -10,7 +10,7 @@ from starlette.responses import Response
 from ostinato.engines.errors import OstinatoError, RequestError
 
 from .bridge import BusyError, ClosedError
-from .loop import STEP_FAILED
+from .request import STEP_FAILED
 
 MAX_MESSAGE_CHARS = 2000
 RETRY_SECONDS = "1"

@@ -154,8 +154,8 @@ def bench(path: Path, limits: Limits, num_threads: int = 2) -> Iterator[Bench]:
         observe_logits=lambda seen: logits.append(seen.copy()),
     )
     executor.warm(lambda what, done, total: None)
-    scheduler = Scheduler(limits, Pages(limits, prefix_caching=False))
-    packer = Packer(limits, bundle.manifest.sizes.vocab_size)
+    scheduler = Scheduler(limits, Pages(limits, prefix_caching=False), executor.rules)
+    packer = Packer(limits, bundle.manifest.sizes.vocab_size, executor.rules)
     loop = Loop(scheduler, packer, executor)
     yield Bench(executor, loop, scheduler, packer, logits)
     loop.close()

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinato.engines.sizes import Limits
+from ostinato.engines.sizes import Limits, bucket_for
 from ostinato.plugins.fused_sampling import fused_sampling
-from ostinato.plugins.sampling_rows import Sampled
+from ostinato.plugins.sampling_rows import F32, I32, Sampled, SamplingRows
 from ostinato.runtime.batch import Batch, Packer
+from ostinato.runtime.context import check_fits
+from ostinato.runtime.device_rows import DeviceRows
+from ostinato.runtime.executor import StepRules
 from ostinato.runtime.pages import Pages
 from ostinato.runtime.plan import Plan
 from ostinato.runtime.request import Event, Request, SamplingParams
-from ostinato.runtime.scheduler import Scheduler, check_fits
+from ostinato.runtime.scheduler import Scheduler
 
 U64 = NDArray[np.uint64]
+MANY_ROWS = 1000
 POISON = np.uint64(0xDEAD_BEEF_DEAD_BEEF)
 
 
@@ -46,8 +50,16 @@ class Done:
 
     sampled: Sampled
 
+    def sample(self, masks: I32) -> None:
+        raise AssertionError(f"{len(masks)} late masks in a step that was sampled at once")
+
     def wait(self) -> Sampled:
         return self.sampled
+
+
+def bucket_rules(limits: Limits) -> StepRules:
+    """One step at a time, whose rows are padded up to their bucket."""
+    return StepRules([bucket_for(count, limits.row_buckets) - count for count in range(limits.max_rows + 1)])
 
 
 class PosLM:
@@ -56,7 +68,10 @@ class PosLM:
     A wrong, stale or shared block changes all that follows. It also checks every batch's invariants.
     """
 
+    trouble: str | None = None
+
     def __init__(self, limits: Limits, vocab_size: int, spread: float = 4.0) -> None:
+        self.rules = bucket_rules(limits)
         self._limits = limits
         self._vocab_size = vocab_size
         self._spread = spread
@@ -64,22 +79,22 @@ class PosLM:
         self.num_steps = 0
 
     def run(self, batch: Batch) -> Done:
+        assert batch.feed_rows is None, "what the step before sampled is not known here"
+        return Done(sampled_on_host(self.logits(batch), batch))
+
+    def logits(self, batch: Batch) -> F32:
+        """Run a step whose tokens are all known, up to its logits, [S, V]."""
         check_batch(batch, self._limits)
         self.num_steps += 1
-        live = batch.num_tokens
-        self._slots[batch.slot_mapping] = POISON  # the pads' writes too
-        self._slots[batch.slot_mapping[:live]] = histories(
-            batch.positions[:live].astype(np.int64), batch.input_ids[:live].astype(np.int64)
-        )
+        self._slots[batch.slot_mapping] = histories(batch.positions.astype(np.int64), batch.input_ids.astype(np.int64))
         states = np.zeros(batch.num_sampled, np.uint64)
-        sampled = batch.logits_indices[: batch.num_sampled]
+        sampled = batch.logits_indices
         for row in range(batch.num_rows):
             start, end = batch.query_starts[row : row + 2]
             lines = np.flatnonzero((sampled >= start) & (sampled < end))
             if len(lines):
                 states[lines] = self._row_states(batch, row)[sampled[lines] - start]
-        logits = logits_of(states, self._vocab_size, self._spread)
-        return Done(fused_sampling(logits, batch.sampling))
+        return logits_of(states, self._vocab_size, self._spread)
 
     def _row_states(self, batch: Batch, row: int) -> U64:
         """The state after each of the row's tokens in this step."""
@@ -99,51 +114,50 @@ class PosLM:
 class ScriptedLM:
     """The same raw logits for every row, by step; a repeated last line when the script is over."""
 
+    trouble: str | None = None
+
     def __init__(self, script: Sequence[Iterable[float]]) -> None:
+        self.rules = StepRules([0] * MANY_ROWS)
         self._script = [np.array(list(line), np.float32) for line in script]
         self.batches: list[Batch] = []
 
     def run(self, batch: Batch) -> Done:
         line = self._script[min(len(self.batches), len(self._script) - 1)]
         self.batches.append(batch)
-        return Done(fused_sampling(np.tile(line, (batch.num_sampled, 1)), batch.sampling))
+        return Done(sampled_on_host(np.tile(line, (batch.num_sampled, 1)), batch))
 
     def close(self) -> None:
         self.batches.clear()
 
 
+def sampled_on_host(logits: F32, batch: Batch) -> Sampled:
+    assert isinstance(batch.sampling, SamplingRows), "lines for a device"
+    return fused_sampling(logits, batch.sampling)
+
+
 def check_batch(batch: Batch, limits: Limits) -> None:
     """Everything that a Batch promises to an executor."""
-    num_rows, num_tokens, num_sampled = batch.num_rows, batch.num_tokens, batch.num_sampled
-    rows, tokens = len(batch.context_lens), len(batch.input_ids)
-    assert rows in limits.row_buckets
-    assert tokens in limits.token_buckets
-    assert len(batch.logits_indices) in limits.row_buckets
-    assert 0 < num_rows <= rows
-    assert num_rows <= num_tokens <= tokens
-    assert num_sampled <= len(batch.logits_indices)
-    assert len(batch.positions) == len(batch.slot_mapping) == tokens
-    assert batch.block_tables.shape[0] == rows
+    num_rows, num_tokens = batch.num_rows, batch.num_tokens
+    assert 0 < num_rows <= min(num_tokens, limits.max_rows)
+    assert num_tokens <= limits.max_step_tokens
+    assert batch.num_sampled <= limits.max_rows
+    assert len(batch.positions) == len(batch.slot_mapping) == num_tokens
+    assert batch.block_tables.shape[0] == num_rows
     width = batch.block_tables.shape[1]
     assert width == limits.max_blocks_per_row or width & (width - 1) == 0
     lengths = np.diff(batch.query_starts)
+    assert len(lengths) == num_rows
     assert batch.query_starts[0] == 0
-    assert batch.query_starts[num_rows] == num_tokens
+    assert batch.query_starts[-1] == num_tokens
     assert (lengths > 0).all()
-    assert (lengths[num_rows:] == 1).all()
-    assert batch.query_starts[-1] <= tokens
-    for pads in (batch.slot_mapping[num_tokens:], batch.positions[num_tokens:], batch.input_ids[num_tokens:]):
-        assert not pads.any()
-    assert not batch.context_lens[num_rows:].any()
-    assert not batch.block_tables[num_rows:].any()
-    row_of = np.repeat(np.arange(num_rows), lengths[:num_rows])
+    row_of = np.repeat(np.arange(num_rows), lengths)
     offsets = np.arange(num_tokens) - batch.query_starts[row_of]
-    assert (batch.positions[:num_tokens] == batch.context_lens[row_of] + offsets).all()
-    blocks, within = np.divmod(batch.slot_mapping[:num_tokens], limits.block_size)
-    assert (blocks == batch.block_tables[row_of, batch.positions[:num_tokens] // limits.block_size]).all()
-    assert (within == batch.positions[:num_tokens] % limits.block_size).all()
+    assert (batch.positions == batch.context_lens[row_of] + offsets).all()
+    blocks, within = np.divmod(batch.slot_mapping, limits.block_size)
+    assert (blocks == batch.block_tables[row_of, batch.positions // limits.block_size]).all()
+    assert (within == batch.positions % limits.block_size).all()
     assert blocks.min() > 0, "a live token would write the null block"
-    assert len(np.unique(batch.slot_mapping[:num_tokens])) == num_tokens, "two tokens would write one slot"
+    assert len(np.unique(batch.slot_mapping)) == num_tokens, "two tokens would write one slot"
     written = set(blocks.tolist())
     for row in range(num_rows):
         table = batch.block_tables[row]
@@ -151,24 +165,56 @@ def check_batch(batch: Batch, limits: Limits) -> None:
         assert table[:num_read].all(), "a row would read the null block"
         others = set(blocks[row_of != row].tolist()) & written
         assert not others & set(table[:num_read].tolist()), "a row would read a block that another one writes"
-    check_lines(batch, row_of, lengths)
+    check_feed(batch, lengths[row_of])
+    check_lines(batch, row_of)
+    arrays = (getattr(batch, field.name) for field in fields(batch) if field.name != "sampling")
+    assert all(array is None or array.dtype == np.int32 for array in arrays)
 
 
-def check_lines(batch: Batch, row_of: NDArray[np.int64], lengths: NDArray[np.int32]) -> None:
+def check_feed(batch: Batch, lengths: I32) -> None:
+    """A token that comes from the step before is a row's only one, and no other row has the same; [T] row lengths."""
+    if batch.feed_rows is not None:
+        assert batch.feed_rows.shape == batch.input_ids.shape
+        fed = batch.feed_rows >= 0
+        assert fed.any()
+        assert (batch.feed_rows[~fed] == -1).all()
+        assert not batch.input_ids[fed].any()
+        assert (lengths[fed] == 1).all()
+        assert len(np.unique(batch.feed_rows[fed])) == np.count_nonzero(fed)
+
+
+def check_lines(batch: Batch, row_of: NDArray[np.int64]) -> None:
     """Sampled lines are the last tokens of their rows, in order; every sampling array has a line for each."""
-    sampled = batch.logits_indices[: batch.num_sampled]
+    sampled = batch.logits_indices
     assert (np.diff(sampled) > 0).all()
-    assert not batch.logits_indices[batch.num_sampled :].any()
     counts = np.bincount(row_of[sampled], minlength=batch.num_rows)
     for row in range(batch.num_rows):
         end = batch.query_starts[row + 1]
         assert (sampled[row_of[sampled] == row] == np.arange(end - counts[row], end)).all()
     lines = batch.sampling
-    arrays = (lines.uniforms, lines.temperature, lines.top_k, lines.top_p, lines.min_p, lines.repetition)
-    for array in (*arrays, lines.presence, lines.frequency, lines.bias_ids, lines.bias_values, lines.num_logprobs):
+    floats = (lines.uniforms, lines.temperature, lines.top_p, lines.min_p, lines.repetition, lines.presence)
+    assert all(array.dtype == np.float32 for array in (*floats, lines.frequency))
+    for array in (*floats, lines.top_k, lines.frequency, lines.num_logprobs):
         assert len(array) == batch.num_sampled
-    assert len(lines.prompt_counts) == len(lines.output_counts) == batch.num_sampled
-    assert lines.allowed is None or len(lines.allowed) == batch.num_sampled
+    if isinstance(lines, SamplingRows):
+        assert len(lines.bias_ids) == len(lines.bias_values) == batch.num_sampled
+        assert len(lines.prompt_counts) == len(lines.output_counts) == batch.num_sampled
+        assert lines.allowed is None or len(lines.allowed) == batch.num_sampled
+    else:
+        check_device_lines(lines)
+
+
+def check_device_lines(lines: DeviceRows) -> None:
+    """Masks are no more than lines, and each is somebody's; who joins is sampled."""
+    num_masks = len(lines.masks) + lines.num_late_masks
+    assert num_masks <= len(lines.mask_rows) == len(lines.state_rows)
+    assert ((lines.mask_rows >= -1) & (lines.mask_rows < num_masks)).all()
+    late = lines.mask_rows[lines.mask_rows >= len(lines.masks)]
+    assert late.tolist() == list(range(len(lines.masks), num_masks)), "late masks come in the order of their lines"
+    assert lines.state_rows.min(initial=1) > 0, "line 0 is for pads"
+    joined = [state.line for state in lines.joined]
+    assert len(set(joined)) == len(joined)
+    assert set(joined) <= set(lines.state_rows.tolist())
 
 
 def make_limits(
@@ -220,9 +266,9 @@ class Desk:
         self, limits: Limits, vocab_size: int, executor: PosLM | ScriptedLM | None = None, pages: Pages | None = None
     ) -> None:
         self.pages = Pages(limits) if pages is None else pages
-        self.scheduler = Scheduler(limits, self.pages)
-        self.packer = Packer(limits, vocab_size)
         self.executor = PosLM(limits, vocab_size) if executor is None else executor
+        self.scheduler = Scheduler(limits, self.pages, self.executor.rules)
+        self.packer = Packer(limits, vocab_size, self.executor.rules)
         self.events: dict[int, list[Event]] = {}
 
     def submit(self, *requests: Request) -> None:

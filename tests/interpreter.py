@@ -35,7 +35,9 @@ from ostinato.plugins.kernel_launch import KernelSpec, Launch, Scratch
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def run_launches(launches: Sequence[Launch], tensors: Mapping[str, NDArray[Any]]) -> None:
+def run_launches(
+    launches: Sequence[Launch], tensors: Mapping[str, NDArray[Any]], package: str = "ostinato.plugins"
+) -> None:
     """Run each launch in order; kernels read and write the arrays themselves, found by their pointers' names.
 
     An array's dtype must be the pointer's (bfloat16 is that of ml_dtypes), and it must be contiguous and writeable.
@@ -46,7 +48,7 @@ def run_launches(launches: Sequence[Launch], tensors: Mapping[str, NDArray[Any]]
         for pointer in launch.kernel.pointers:
             found = tensors[pointer.name].dtype.name
             assert found == pointer.dtype, f"{pointer.name} is {found}, the kernel wants {pointer.dtype}"
-        kernel = InterpretedFunction(compiled_form(launch.kernel).fn)
+        kernel = InterpretedFunction(compiled_form(launch.kernel, package).fn)
         arguments = [memory[pointer.name] for pointer in launch.kernel.pointers]
         with _interpreted_calls(), np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # as on a GPU, inf and NaN raise nothing
@@ -64,9 +66,9 @@ def scratch_arrays(scratch: Sequence[Scratch]) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def compiled_form(spec: KernelSpec) -> Any:
+def compiled_form(spec: KernelSpec, package: str = "ostinato.plugins") -> Any:
     """The kernel as Triton's compiler takes it: parameters are the spec's pointers, in order, then its constants."""
-    function = getattr(importlib.import_module(f"ostinato.plugins.{spec.module}"), spec.function)
+    function = getattr(importlib.import_module(f"{package}.{spec.module}"), spec.function)
     pointers, constants = [pointer.name for pointer in spec.pointers], {name for name, _ in spec.constants}
     assert function.arg_names[: len(pointers)] == pointers, f"{spec.function} takes {function.arg_names}"
     assert set(function.arg_names[len(pointers) :]) == constants, f"{spec.function} takes {function.arg_names}"

@@ -13,12 +13,11 @@ import httpx
 import numpy as np
 
 from ostinato.engines.sizes import Limits
-from ostinato.plugins.fused_sampling import fused_sampling
-from ostinato.plugins.sampling_rows import Sampled
+from ostinato.plugins.sampling_rows import I32, Sampled
 from ostinato.runtime.batch import Batch, Packer
 from ostinato.runtime.bridge import MAX_WAITING, Bridge
 from ostinato.runtime.door import Door, Served
-from ostinato.runtime.executor import Executor, Ticket
+from ostinato.runtime.executor import Executor, StepRules, Ticket
 from ostinato.runtime.intake import Intake
 from ostinato.runtime.loop import Loop
 from ostinato.runtime.metrics import Metrics
@@ -26,7 +25,7 @@ from ostinato.runtime.pages import Pages
 from ostinato.runtime.scheduler import Scheduler
 from ostinato.runtime.server import Server, create_app, server_config
 from ostinato.runtime.tokenizer import Tokenizer
-from tests.fakes import Done
+from tests.fakes import MANY_ROWS, Done, sampled_on_host
 from tests.tokenizers import EOS, SYS, byte_level
 
 MODEL = "toy"
@@ -45,15 +44,17 @@ class TapeLM:
     """
 
     def __init__(self, tape: bytes, start: int) -> None:
+        self.rules = StepRules([0] * MANY_ROWS)
+        self.trouble: str | None = None
         self._tape = tape
         self._start = start
 
     def run(self, batch: Batch) -> Done:
-        places = batch.positions[batch.logits_indices[: batch.num_sampled]] - self._start
+        places = batch.positions[batch.logits_indices] - self._start
         logits = np.zeros((batch.num_sampled, VOCAB_SIZE), np.float32)
         for line, place in enumerate(places.tolist()):
             logits[line, self._tape[place] if 0 <= place < len(self._tape) else EOS] = 40.0
-        return Done(fused_sampling(logits, batch.sampling))
+        return Done(sampled_on_host(logits, batch))
 
     def close(self) -> None:
         self._tape = b""
@@ -67,6 +68,8 @@ class GatedLM:
         self._inner = inner
         self._permits = threading.Semaphore(0)
         self._begun = threading.Semaphore(0)
+        self.rules = inner.rules
+        self.trouble: str | None = None
 
     def run(self, batch: Batch) -> Ticket:
         self.batches.append(batch)
@@ -89,6 +92,9 @@ class _GatedTicket:
     permits: threading.Semaphore
     begun: threading.Semaphore
 
+    def sample(self, masks: I32) -> None:
+        self.inner.sample(masks)
+
     def wait(self) -> Sampled:
         self.begun.release()
         assert self.permits.acquire(timeout=PATIENCE_SECONDS), "the test forgot a step"
@@ -100,6 +106,8 @@ class FaultyLM:
 
     def __init__(self, inner: Executor, error: BaseException) -> None:
         self.is_bad = False
+        self.rules = inner.rules
+        self.trouble: str | None = None
         self._inner = inner
         self._error = error
 
@@ -117,7 +125,8 @@ def toy_tokenizer(folder: Path) -> Tokenizer:
 
 
 def make_loop(limits: Limits, executor: Executor, clock: Callable[[], float] = time.monotonic) -> Loop:
-    return Loop(Scheduler(limits, Pages(limits)), Packer(limits, VOCAB_SIZE), executor, clock)
+    scheduler = Scheduler(limits, Pages(limits), executor.rules)
+    return Loop(scheduler, Packer(limits, VOCAB_SIZE, executor.rules), executor, clock)
 
 
 def make_intake(limits: Limits) -> Intake:

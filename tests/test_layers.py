@@ -27,6 +27,7 @@ PASSPORTS = {  # library → where its import may stand
         "plugins/cache_codes.py",
         "plugins/cache_write.py",
         "plugins/decode_attention.py",
+        "plugins/feed_tokens_kernel.py",
         "plugins/prefill_attention.py",
         "plugins/sampling_adjust.py",
         "plugins/sampling_draw.py",
@@ -45,6 +46,7 @@ PASSPORTS = {  # library → where its import may stand
     },
     "tensorrt_rtx": {"builder/rtx_builder.py"},
     "cuda": {"plugins/cubin.py"},
+    "nccl": {"runtime/nccl.py"},
     "transformers": {"builder"},
     "gguf": {"builder"},
     "safetensors": {"builder"},
@@ -53,7 +55,11 @@ PASSPORTS = {  # library → where its import may stand
     "pydantic": {"runtime"},
 }
 DESK = ("request", "pages", "scheduler", "batch", "sampling")
-MACHINE = ("cuda", "capture", "step_layout", "buffers", "state_lines", "device_weights", "graphs")  # given their driver
+MACHINE = (  # given their driver
+    *("cuda", "capture", "step_layout", "buffers", "state_lines", "device_weights", "graphs", "trt", "machine"),
+    *("step_inputs", "rank_program", "gpu_rank", "cuda_executor"),
+    *("batch_bytes", "shared_ring", "nccl", "rank", "rank_process", "rank_watch", "ranks"),
+)
 DEVICE_LIBRARIES = ("openvino", "torch", "onnx", "tensorrt", "cuda", "fastapi")
 
 

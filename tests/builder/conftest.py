@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ostinato.builder.pipeline import build
+from ostinato.builder.checkpoint import Checkpoint
+from ostinato.builder.pipeline import build, read_checkpoint
 from ostinato.engines.bundle import Bundle
 from ostinato.engines.recipe import Recipe
 from ostinato.engines.sizes import Limits
@@ -89,3 +90,11 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from .gpu_graphs import GpuGraphs
 
     return GpuGraphs(tmp_path_factory.mktemp("graphs"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A tiny tied Llama, opened."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "checkpoint"
+    write_tiny(folder, "llama", tie_word_embeddings=True)
+    return read_checkpoint(folder)

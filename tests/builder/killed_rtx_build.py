@@ -19,11 +19,13 @@ import torch
 
 from ostinato.builder.pipeline import build
 
+from ..scale import scaled
 from .conftest import Silent
 from .gpu_graphs import gpu_recipe
 from .killed_build import CHANGES, KILL
 
-POINTS = {"engines": 10, "kernels": 6, "tokenizer": 2, "publish": 2}  # stage → how many, spread over it
+# Stage → how many points, spread over it.
+POINTS = {"engines": scaled(4, 10), "kernels": scaled(2, 6), "tokenizer": 1, "publish": scaled(1, 3)}
 _PATIENCE = 60.0  # seconds for a process to notice; they take less than one, if they do
 
 

@@ -21,6 +21,7 @@ from ostinato.builder.half import Arrays
 from ostinato.builder.segment_model import segment_proto
 from ostinato.engines.program import Call, CollectiveCall, EngineCall, KernelCall, Program
 from ostinato.plugins.collectives import all_gather, all_reduce
+from ostinato.plugins.feed_tokens import feed_tokens
 from ostinato.plugins.paged_attention import AttentionAttributes, AttentionInputs, paged_attention
 from ostinato.plugins.stateful_sampling import stateful_sampling
 
@@ -82,6 +83,8 @@ class ProgramRunner:
     def upload(self, feeds: Mapping[str, Any]) -> None:
         inputs = {buffer.name for buffer in self.program.buffers if buffer.kind == "input"}
         self.buffers |= {name: array for name, array in feeds.items() if name in inputs}
+        if "feed_rows" in inputs and "feed_rows" not in feeds:
+            self.buffers["feed_rows"] = np.full(len(feeds["input_ids"]), -1, np.int32)
         tables = feeds["block_tables"]
         self.buffers["block_tables"] = np.pad(tables, ((0, 0), (0, self.table_width - tables.shape[1])))
 
@@ -90,6 +93,10 @@ class ProgramRunner:
             self._run_engine(call)
         elif isinstance(call, KernelCall) and call.operator == "PagedAttention":
             self._attend(call.arguments)
+        elif isinstance(call, KernelCall) and call.operator == "FeedTokens":
+            if (self.buffers["feed_rows"] >= 0).any():  # else no step may have been before
+                given = {formal: self.buffers[buffer] for formal, buffer in call.arguments.items()}
+                self.buffers["input_ids"] = feed_tokens(given)
         elif isinstance(call, KernelCall):
             given = {formal: self.buffers.get(buffer) for formal, buffer in call.arguments.items()}
             self._store(call.arguments, stateful_sampling({k: v for k, v in given.items() if v is not None}))

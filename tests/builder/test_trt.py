@@ -1,15 +1,12 @@
-"""The whole path of target `trt` without a GPU: a builder that records every call, against what the recipe asks."""
+"""The whole path of target `trt` without a GPU: what TensorRT is told to build, and the program that is written."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -17,120 +14,20 @@ import pytest
 
 from ostinato.builder.checkpoint import Checkpoint
 from ostinato.builder.engine_job import prefill_buckets
-from ostinato.builder.export import for_rank, stage_onnx
-from ostinato.builder.pipeline import read_checkpoint
-from ostinato.builder.rank_graph import device_graph
-from ostinato.builder.rank_result import RankResult
-from ostinato.builder.shard import shard_sizes
 from ostinato.builder.weights import parameters_of
 from ostinato.engines.errors import BuildError, DeviceError
-from ostinato.engines.program import EngineCall, KernelCall, KernelInfo, Program, program_from_json
-from ostinato.engines.recipe import Recipe
+from ostinato.engines.program import EngineCall, KernelCall
 from ostinato.engines.shards import Shards
-from ostinato.engines.sizes import MAX_LOGPROBS, Limits
-from ostinato.engines.tensorrt_options import TensorRTOptions
-from ostinato.plugins.kernel_launch import KernelSpec
+from ostinato.engines.sizes import MAX_LOGPROBS
 from ostinato.plugins.launch_table import launch_table_from_json
 
 from ..cuda_driver import FakeDriver
-from ..tensorrt_fakes import DAMAGED, FOREIGN, KILOBYTE, TIMED, Builder, Network
-from ..tensorrt_standin import standin
-from ..tiny import VOCAB_SIZE, write_tiny
-from .conftest import Silent
+from ..tensorrt_fakes import TIMED, Builder, Network
+from ..tiny import VOCAB_SIZE
+from .conftest import LIMITS
+from .trt_ranks import FEED, FLAG, config, network, program_at, recipe_of, trt, written
 
-trt = standin()
 pytestmark = pytest.mark.xdist_group("trt")  # one worker traces, not two
-
-from ostinato.builder import trt as target  # noqa: E402
-
-LIMITS = Limits(8, 4, 64, 96, 256, (1, 2, 4), (1, 4, 16, 64))
-FLAG = trt.BuilderFlag
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    folder = tmp_path_factory.mktemp("trt") / "checkpoint"
-    write_tiny(folder, "llama", tie_word_embeddings=True)
-    return read_checkpoint(folder)
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterable[None]:
-    Builder.made.clear()
-    yield
-    Builder.fault = ""
-
-
-def recipe_of(shards: Shards | None = None, kv_cache: str = "float16", **options: Any) -> Recipe:
-    return Recipe(
-        "tiny", "checkpoint", "trt", "float16", kv_cache, LIMITS,
-        compute_capabilities=("9.0",),
-        shards=shards or Shards(),
-        tensorrt=TensorRTOptions(**{"operators": "inside", **options}),
-    )  # fmt: skip
-
-
-TRACED: dict[tuple[Shards, int], Any] = {}  # a trace takes seconds, a copy none
-
-
-def traced(checkpoint: Checkpoint, shards: Shards, rank: int) -> Any:
-    stage = shards.shard(rank).stage
-    if (shards, stage) not in TRACED:
-        TRACED[shards, stage] = stage_onnx(checkpoint.config, LIMITS.block_size, LIMITS.max_context, shards.shard(rank))
-    return for_rank(TRACED[shards, stage], checkpoint.config, shards.shard(rank))
-
-
-def stand_in_kernels(specs: Iterable[KernelSpec], capabilities: Sequence[str], folder: Path, progress: Any) -> Any:
-    """Cubins that nothing runs: the compiler has its own tests."""
-    (folder / "sm_90").mkdir(parents=True)
-    infos = {}
-    for spec in specs:
-        (folder / "sm_90" / f"{spec.name}.cubin").write_bytes(b"cubin")
-        infos[spec.name] = KernelInfo(spec.function, spec.num_warps, 0, 2, 32, 0)
-    return {"sm_90": infos}
-
-
-class Listener(Silent):
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard: list[str] = []
-
-    def detail(self, text: str) -> None:
-        self.heard.append(text)
-
-
-def written(
-    recipe: Recipe,
-    checkpoint: Checkpoint,
-    folder: Path,
-    rank: int = 0,
-    driver: FakeDriver | None = None,
-    progress: Silent | None = None,
-) -> tuple[RankResult, Path]:
-    shard = recipe.shards.shard(rank)
-    parameters = parameters_of(checkpoint, LIMITS.max_context, shard)
-    graph, stored = device_graph(traced(checkpoint, recipe.shards, rank), checkpoint.config, recipe, shard, parameters)
-    sizes = shard_sizes(checkpoint.config.sizes, shard)
-    out = folder / f"rank{rank}"
-    out.mkdir()
-    tools = target.Tools(stand_in_kernels, driver or FakeDriver())
-    return target.write_rank(recipe, graph, stored, shard, sizes, out, progress or Silent(), tools), out
-
-
-def program_at(folder: Path) -> Program:
-    path = folder / "program.json"
-    return program_from_json(path.read_text(), path)
-
-
-def network() -> Network:
-    found = Builder.made[-1].network
-    assert found is not None
-    return found
-
-
-def config() -> Any:
-    return Builder.made[-1].config
-
 
 # -- operators inside
 
@@ -166,22 +63,30 @@ def test_a_profile_for_every_decode_bucket_and_one_for_prefill(checkpoint: Check
     for shapes in profiles:
         assert shapes["key_cache.1"] == ((LIMITS.num_blocks, 2, 8, 16),) * 3
         assert shapes["block_tables"][0] == (shapes["context_lens"][0][0], LIMITS.max_blocks_per_row)
-        assert shapes["counts"] == ((5, VOCAB_SIZE),) * 3
+        assert shapes["counts"] == ((LIMITS.max_rows + 2, VOCAB_SIZE),) * 3
         assert shapes["logprob_slots"] == ((MAX_LOGPROBS,),) * 3
         assert set(shapes) == {tensor.name for tensor in network().inputs}
 
 
-def test_the_program_is_one_call_whose_caches_and_counts_stay_in_place(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_the_program_feeds_one_engine_whose_caches_and_counts_stay_in_place(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     _, folder = written(recipe_of(), checkpoint, tmp_path)
     program = program_at(folder)
-    (call,) = program.calls
+    feed, call = program.calls
+    assert feed == FEED
     assert isinstance(call, EngineCall)
     assert call.engine == "engines/decoder.engine"
     assert set(call.inputs) == {tensor.name for tensor in network().inputs}
     assert call.outputs["key_cache.0.out"] == call.inputs["key_cache.0"]
     assert call.outputs["counts.out"] == call.inputs["counts"]
     buffers = {buffer.name: buffer for buffer in program.buffers}
-    assert set(call.inputs.values()) | set(call.outputs.values()) == set(buffers)
+    assert set(call.inputs.values()) | set(call.outputs.values()) | {"feed_rows"} == set(buffers)
+    assert "feed_rows" not in call.inputs
+    for step in program.step_shapes:
+        (launch,) = program.launches["FeedTokens"][step.key]
+        assert launch.grid == (step.tokens, 1, 1)
+        assert (folder / "kernels" / "sm_90" / f"{launch.kernel}.cubin").is_file()
     assert buffers["counts"].kind == "state"
     assert buffers["value_cache.1"].kind == "cache"
     assert buffers["tokens"].kind == "output"
@@ -226,101 +131,6 @@ def test_the_weights_are_those_of_the_checkpoint_each_once(checkpoint: Checkpoin
     )
 
 
-# -- options
-
-
-@pytest.mark.parametrize(
-    ("options", "flags"),
-    [
-        ({"refit": True}, {"REFIT"}),
-        ({"engine_weights": "stripped"}, {"STRIP_PLAN", "REFIT_IDENTICAL"}),
-        ({"engine_weights": "stripped", "refit": True}, {"STRIP_PLAN", "REFIT"}),
-        ({"weight_streaming": True}, {"WEIGHT_STREAMING"}),
-        ({"version_compatible": True}, {"VERSION_COMPATIBLE"}),
-    ],
-)
-def test_options_become_builder_flags(
-    checkpoint: Checkpoint, tmp_path: Path, options: dict[str, Any], flags: set[str]
-) -> None:
-    _, folder = written(recipe_of(**options), checkpoint, tmp_path)
-    assert config().flags == {FLAG.EDITABLE_TIMING_CACHE, *(getattr(FLAG, name) for name in flags)}
-    keeps = {"refit": True, "engine_weights": "stripped"}.items() & options.items()
-    assert (folder / "refit" / "decoder.bin").is_file() == bool(keeps)
-
-
-def test_levels_are_set_as_asked(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    written(recipe_of(optimization_level=5, hardware_compatibility="ampere_plus"), checkpoint, tmp_path)
-    assert config().builder_optimization_level == 5
-    assert config().hardware_compatibility_level == trt.HardwareCompatibilityLevel.AMPERE_PLUS
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    written(recipe_of(), checkpoint, plain)
-    assert config().builder_optimization_level is None
-    assert config().hardware_compatibility_level == trt.HardwareCompatibilityLevel.NONE
-
-
-def test_the_inspectors_dump_and_memory_of_every_profile_are_kept(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    result, folder = written(recipe_of(), checkpoint, tmp_path)
-    dump = json.loads((folder / "engines" / "decoder.layers.json").read_text())
-    names = [layer.name for layer in network().layers]
-    assert [layer["Name"] for layer in dump["inspector"]["Layers"]] == names
-    memory = {"decode 1": 1, "decode 2": 2, "decode 4": 3, "prefill": 4}
-    assert dump["device_memory_bytes"] == {name: count * KILOBYTE for name, count in memory.items()}
-    assert result.engines[0].device_memory_bytes == 4 * KILOBYTE
-    assert result.engines[0].layers == tuple(f"kind {name}" for name in names)
-
-
-def test_progress_tells_of_the_outermost_phase(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    listener = Listener()
-    written(recipe_of(), checkpoint, tmp_path, progress=listener)
-    assert listener.heard == [f"decoder: Building Engine, {done} of 3" for done in range(3)]
-
-
-# -- timing cache
-
-
-def pinned(path: Path, content: bytes) -> dict[str, Any]:
-    path.write_bytes(content)
-    return {"timing_cache": str(path), "timing_cache_sha256": hashlib.sha256(content).hexdigest()}
-
-
-def test_a_pinned_timing_cache_is_used_and_may_not_miss(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    result, folder = written(recipe_of(**pinned(tmp_path / "cache", b"good")), checkpoint, tmp_path)
-    assert FLAG.ERROR_ON_TIMING_CACHE_MISS in config().flags
-    assert (folder / "timing.cache").read_bytes() == b"good"
-    assert result.notes == ()
-
-
-@pytest.mark.parametrize("content", [FOREIGN, DAMAGED])
-def test_a_foreign_or_damaged_cache_is_rebuilt_with_a_note(
-    checkpoint: Checkpoint, tmp_path: Path, content: bytes
-) -> None:
-    result, folder = written(recipe_of(**pinned(tmp_path / "cache", content)), checkpoint, tmp_path)
-    assert FLAG.ERROR_ON_TIMING_CACHE_MISS not in config().flags
-    assert (folder / "timing.cache").read_bytes() == TIMED
-    rebuilt, pin = result.notes
-    assert "damaged, or from another GPU" in rebuilt
-    assert hashlib.sha256(TIMED).hexdigest() in pin
-
-
-def test_a_cache_of_another_digest_is_refused_before_anything_is_built(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    options = pinned(tmp_path / "cache", b"good")
-    (tmp_path / "cache").write_bytes(b"other")
-    with pytest.raises(BuildError, match=r"has digest .* the recipe says"):
-        written(recipe_of(**options), checkpoint, tmp_path)
-    assert not list((tmp_path / "rank0").iterdir())
-    (tmp_path / "rank0").rmdir()
-    (tmp_path / "cache").unlink()
-    with pytest.raises(BuildError, match="can't be read"):
-        written(recipe_of(**options), checkpoint, tmp_path)
-
-
-def test_a_miss_of_the_pinned_cache_says_what_to_do(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    Builder.fault = "tactic not in timing cache"
-    with pytest.raises(BuildError, match=r"decoder: .*tactic not in timing cache.*drop tensorrt\.timing_cache"):
-        written(recipe_of(**pinned(tmp_path / "cache", b"good")), checkpoint, tmp_path)
-
-
 # -- shards
 
 
@@ -338,23 +148,24 @@ def test_collectives_become_native_layers(checkpoint: Checkpoint, tmp_path: Path
     for layer, placeholder in zip(native, [p for p in placeholders if p.kind == "Identity"], strict=True):
         assert placeholder.get_input(0) is layer.get_output(0)
         assert layer.get_input(0) is not layer.get_output(0)
-    assert len(program_at(folder).calls) == 1
+    assert [type(call) for call in program_at(folder).calls] == [KernelCall, EngineCall]
     assert {tensor.name: tensor.shape for tensor in result.engines[0].inputs}["key_cache.0"] == ("N", 1, 8, 16)
 
 
-def test_a_collective_that_tensorrt_refuses_is_a_refusal(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    Network.refuses_collectives = True
-    try:
-        with pytest.raises(BuildError, match="refuses AllReduce for all_reduce_0"):
-            written(recipe_of(Shards(tensor_parallel=2)), checkpoint, tmp_path)
-    finally:
-        Network.refuses_collectives = False
+def test_a_collective_that_tensorrt_refuses_is_a_refusal(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Network, "refuses_collectives", True)
+    with pytest.raises(BuildError, match="refuses AllReduce for all_reduce_0"):
+        written(recipe_of(Shards(tensor_parallel=2)), checkpoint, tmp_path)
 
 
 def test_stages_hand_on_the_hidden_state_and_what_was_timed(checkpoint: Checkpoint, tmp_path: Path) -> None:
     recipe = recipe_of(Shards(pipeline_parallel=2))
     _, first = written(recipe, checkpoint, tmp_path, 0)
-    assert "hidden_out" in program_at(first).calls[0].outputs  # type: ignore[union-attr]
+    (call,) = program_at(first).calls  # a stage does not feed itself
+    assert isinstance(call, EngineCall)
+    assert "hidden_out" in call.outputs
     assert [layer.kind for layer in network().layers if layer.plugin] == ["PagedAttention"]
     _, second = written(recipe, checkpoint, tmp_path, 1)
     assert [layer.kind for layer in network().layers if layer.plugin] == ["PagedAttention", "StatefulSampling"]
@@ -369,7 +180,8 @@ def test_between_builds_the_segments_of_rtx_with_tensorrt(checkpoint: Checkpoint
     result, folder = written(recipe_of(operators="between"), checkpoint, tmp_path)
     program = program_at(folder)
     kinds = [type(call) for call in program.calls]
-    assert kinds == [EngineCall, KernelCall] * 3
+    assert kinds == [KernelCall, *[EngineCall, KernelCall] * 3]
+    assert program.calls[0] == FEED
     assert [engine.file for engine in result.engines] == [f"engines/segment_0{index}.engine" for index in range(3)]
     assert all(not layer.plugin for layer in network().layers)
     assert config().preview == {}
@@ -400,8 +212,10 @@ def test_without_tensorrt_the_command_says_so_in_one_line(checkpoint: Checkpoint
     assert not (tmp_path / "out").exists()
 
 
-def test_without_a_gpu_the_refusal_gives_tensorrts_reason(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    Builder.fault = "no GPU"
+def test_without_a_gpu_the_refusal_gives_tensorrts_reason(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Builder, "fault", "no GPU")
     with pytest.raises(DeviceError, match=r"CUDA initialization failure with error: 35.*choose target rtx"):
         written(recipe_of(), checkpoint, tmp_path)
     assert not list((tmp_path / "rank0").iterdir())
@@ -416,7 +230,9 @@ def test_a_gpu_that_the_recipe_does_not_name_is_refused(checkpoint: Checkpoint, 
         written(two, checkpoint, tmp_path)
 
 
-def test_a_failed_build_ends_with_tensorrts_last_words(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    Builder.fault = "out of memory"
+def test_a_failed_build_ends_with_tensorrts_last_words(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Builder, "fault", "out of memory")
     with pytest.raises(BuildError, match=r"decoder: TensorRT .* \(out of memory\): see that GPU memory is free"):
         written(recipe_of(), checkpoint, tmp_path)

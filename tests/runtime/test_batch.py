@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.engines.sizes import Limits
-from ostinato.runtime.batch import Batch, Packer, warmup_batches
+from ostinato.runtime.batch import Batch, Packer
 from ostinato.runtime.pages import Pages
 from ostinato.runtime.plan import Plan, PlanRow
-from ostinato.runtime.request import SamplingParams
-from ostinato.runtime.scheduler import Scheduler
-from tests.fakes import Desk, check_batch, make_limits, make_request
+from ostinato.runtime.request import Request, SamplingParams, Status
+from tests.fakes import Desk, bucket_rules, check_batch, make_limits, make_request
 
 VOCAB = 40
 
 
 def _plain(plan: Plan, limits: Limits) -> dict[str, list[int] | list[list[int]]]:
-    """The live part of a batch, one token at a time."""
+    """A batch's arrays, one token at a time."""
     tokens, positions, slots, starts, sampled = [], [], [], [0], []
     for row in plan.rows:
         for position in range(row.start, row.end):
-            tokens.append(row.request.tokens[position])
+            tokens.append(0 if row.fed_from >= 0 else row.request.tokens[position])
             positions.append(position)
             block = row.request.blocks[position // limits.block_size]
             slots.append(block * limits.block_size + position % limits.block_size)
@@ -44,8 +43,8 @@ def _plain(plan: Plan, limits: Limits) -> dict[str, list[int] | list[list[int]]]
 
 def _compare(batch: Batch, plan: Plan, limits: Limits) -> None:
     for name, expected in _plain(plan, limits).items():
-        assert getattr(batch, name)[: len(expected)].tolist() == expected, name
-    for line, row in zip(batch.block_tables, plan.rows, strict=False):
+        assert getattr(batch, name).tolist() == expected, name
+    for line, row in zip(batch.block_tables, plan.rows, strict=True):
         blocks = row.request.blocks
         assert line[: len(blocks)].tolist() == blocks
         assert not line[len(blocks) :].any()
@@ -92,20 +91,90 @@ def test_a_batch_is_not_changed_by_the_next() -> None:
         assert (copy == array).all()
 
 
-def test_shapes_are_buckets_and_pads_lie_in_the_null_block() -> None:
+def test_shapes_are_those_of_the_plan() -> None:
     limits = make_limits(max_rows=8, max_step_tokens=64, max_context=300, num_blocks=64)
-    scheduler, packer = Scheduler(limits, Pages(limits)), Packer(limits, VOCAB)
-    for number in range(3):
-        scheduler.submit(make_request(number, [1] * (7 * number + 1), SamplingParams(), limits))
-    plan = scheduler.plan()
+    desk = Desk(limits, VOCAB)
+    desk.submit(*(make_request(number, [1] * (7 * number + 1), SamplingParams(), limits) for number in range(3)))
+    plan = desk.scheduler.plan()
     assert plan is not None
-    batch = packer.pack(plan)
+    batch = desk.packer.pack(plan)
     check_batch(batch, limits)
     assert (batch.num_rows, batch.num_tokens, batch.num_sampled) == (3, 24, 3)
-    assert batch.input_ids.shape == (32,)
-    assert batch.query_starts.tolist() == [0, 1, 9, 24, 25]
-    assert batch.block_tables.shape == (4, 1)
-    assert batch.logits_indices.tolist() == [0, 8, 23, 0]
+    assert batch.query_starts.tolist() == [0, 1, 9, 24]
+    assert batch.block_tables.shape == (3, 1)
+    assert batch.logits_indices.tolist() == [0, 8, 23]
+    assert batch.feed_rows is None
+
+
+def _seated(limits: Limits, lengths: list[int], output: int = 0) -> list[Request]:
+    """Requests with prompts of those lengths, so many tokens of output, and blocks for all of it and one token more."""
+    pages = Pages(limits)
+    requests = [
+        make_request(number, [number + 1] * length, SamplingParams(), limits) for number, length in enumerate(lengths)
+    ]
+    for request in requests:
+        assert pages.admit(request)
+        request.tokens += [30 + request.id] * output
+        assert pages.grow(request, len(request.tokens) + 1)
+    return requests
+
+
+def _fed(request: Request, line: int) -> PlanRow:
+    return PlanRow(request, len(request.tokens), len(request.tokens) + 1, 1, line)
+
+
+def _known(request: Request) -> PlanRow:
+    return PlanRow(request, len(request.tokens) - 1, len(request.tokens), 1)
+
+
+def test_a_fed_row_says_where_its_token_comes_from() -> None:
+    limits = make_limits(block_size=4)
+    one, two, three, four = _seated(limits, [5, 7, 4, 12], output=2)
+    packer = Packer(limits, VOCAB, bucket_rules(limits))
+    chunk = PlanRow(four, 3, 9, 0)
+    for rows, expected in (
+        ([_fed(one, 2), _fed(two, 0)], [2, 0]),
+        ([_known(one), _fed(two, 4), _known(three)], [-1, 4, -1]),
+        ([_fed(two, 1), chunk, _fed(three, 0)], [1, *[-1] * 6, 0]),
+    ):
+        plan = Plan(tuple(rows), sum(row.num_tokens for row in rows), sum(row.num_sampled for row in rows))
+        batch = packer.pack(plan)
+        assert batch.feed_rows is not None
+        assert batch.feed_rows.tolist() == expected
+        check_batch(batch, limits)
+        _compare(batch, plan, limits)
+
+
+def test_sets_of_rows_that_take_turns_keep_their_seats() -> None:
+    """As they do where several stages each have a step; blocks grow and change hands meanwhile."""
+    limits = make_limits(block_size=2, max_rows=6, max_context=64, num_blocks=200)
+    rng = random.Random(0)
+    packer = Packer(limits, VOCAB, replace(bucket_rules(limits), num_in_flight=3))
+    requests = _seated(limits, [3, 5, 2, 7, 4, 6])
+    free = list(range(100, 400))
+    for step in range(120):
+        chosen = [request for request in requests if request.id % 3 == step % 3]
+        if rng.random() < 0.1:
+            rng.shuffle(chosen)
+        if rng.random() < 0.1:  # preempted, and back with other blocks
+            count = len(chosen[0].blocks)
+            free, chosen[0].blocks = free[count:] + chosen[0].blocks, free[:count]
+            chosen[0].num_preemptions += 1
+        elif rng.random() < 0.1:  # somebody else in its place
+            requests.remove(chosen[0])
+            chosen[0].status = Status.FINISHED
+            heir = make_request(chosen[0].id + 3, chosen[0].tokens[:4], SamplingParams(), limits)
+            heir.blocks = chosen[0].blocks
+            chosen[0] = heir
+            requests.append(heir)
+        plan = Plan(tuple(_known(request) for request in chosen), len(chosen), len(chosen))
+        batch = packer.pack(plan)
+        check_batch(batch, limits)
+        _compare(batch, plan, limits)
+        for request in chosen:
+            request.tokens.append(rng.randrange(VOCAB))
+            if len(request.tokens) > 2 * len(request.blocks):
+                request.blocks.append(free.pop())
 
 
 def test_a_row_that_comes_back_has_only_its_new_blocks() -> None:
@@ -127,29 +196,12 @@ def test_a_row_that_comes_back_has_only_its_new_blocks() -> None:
     desk.run()
 
 
-@pytest.mark.parametrize("max_rows", [1, 6])
-def test_warmup_batches_cover_every_bucket(max_rows: int) -> None:
-    limits = make_limits(max_rows=max_rows, max_step_tokens=40)
-    batches = warmup_batches(limits)
-    rows_and_tails = {(len(batch.context_lens), batch.num_tokens < len(batch.input_ids)) for batch in batches}
-    wanted = {(rows, has_tail) for rows in limits.row_buckets for has_tail in (False, True)}
-    assert rows_and_tails == wanted - {(limits.max_step_tokens, True)}
-    assert {len(batch.input_ids) for batch in batches} == set(limits.token_buckets)
-    assert {len(batch.logits_indices) for batch in batches} == set(limits.row_buckets)
-    for batch in batches:
-        assert not batch.block_tables.any()
-        assert batch.slot_mapping.max() < limits.block_size
-        assert batch.query_starts[-1] == batch.num_tokens <= len(batch.input_ids)
-        assert (np.diff(batch.query_starts) > 0).all()
-        assert (np.diff(batch.logits_indices) > 0).all()
-
-
 def test_a_step_that_samples_nothing_has_no_lines() -> None:
     limits = make_limits(max_rows=4, max_step_tokens=8)
     request = make_request(0, [1] * 20, SamplingParams(), limits)
     pages = Pages(limits)
     assert pages.admit(request)
-    batch = Packer(limits, VOCAB).pack(Plan((PlanRow(request, 0, 8, 0),), 8, 0))
+    batch = Packer(limits, VOCAB, bucket_rules(limits)).pack(Plan((PlanRow(request, 0, 8, 0),), 8, 0))
     check_batch(batch, limits)
     assert batch.num_sampled == 0
     assert batch.sampling.temperature.shape == (0,)

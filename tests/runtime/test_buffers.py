@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from ostinato.engines.errors import BundleError, DeviceError
 from ostinato.engines.io_table import BIAS_PAD
 from ostinato.engines.memory_table import MemoryTable
-from ostinato.engines.program import Buffer, Program, StepShape
+from ostinato.engines.program import Buffer, KernelCall, Program, StepShape
 from ostinato.runtime.buffers import StepBuffers
 from ostinato.runtime.cuda import Device, Stream
 from ostinato.runtime.device_weights import upload_weights
@@ -74,14 +75,28 @@ def program_of(*buffers: Buffer) -> Program:
 def test_shapes_are_resolved_to_the_step_and_to_the_largest(layout: StepLayout) -> None:
     shapes = {name: place.shape for one in layout.blocks.values() for name, place in one.places.items()}
     assert shapes["cache.0"] == (LIMITS.num_blocks, 4, 8)
-    assert shapes["counts"] == (LIMITS.max_rows + 1, V)
-    assert shapes["bias_ids"] == (LIMITS.max_rows + 1, 1024)
+    assert shapes["counts"] == (LIMITS.num_state_lines, V)
+    assert shapes["bias_ids"] == (LIMITS.num_state_lines, 1024)
     assert shapes["cut_0"] == (8, 8)
     for shape in SHAPES:
         inputs = {name: place.shape for name, place in layout.inputs[shape.key].places.items()}
         assert inputs["input_ids"] == (shape.tokens,)
         assert inputs["query_starts"] == (shape.rows + 1,)
         assert inputs["allowed"] == (shape.rows, W)
+
+
+def test_sampled_tokens_lie_at_one_address_for_the_step_that_they_feed(device: Device) -> None:
+    feed = KernelCall("feed", "FeedTokens", {"input_ids": "ids", "feed_rows": "rows", "last_tokens": "tokens"})
+    names = ("logprobs", "hidden_out", "tokens", "top_ids")  # in any order
+    outputs = tuple(Buffer(name, "int32", ("S", "K"), "output") for name in names)
+    program = replace(program_of(*outputs), calls=(feed,))
+    buffers = StepBuffers(device, step_layout(program, LIMITS, SIZES))
+    assert len({buffers.addresses(shape)["tokens"] for shape in SHAPES}) == 1
+    assert len({buffers.addresses(shape)["top_ids"] for shape in SHAPES}) > 1
+    for other in ("top_ids", "missing"):  # what moves with the shape, or is not there, can't feed a step
+        strange = replace(feed, arguments={**feed.arguments, "last_tokens": other})
+        with pytest.raises(BundleError, match=f"fed from {other}, which is not first among the outputs: build"):
+            step_layout(replace(program, calls=(strange,)), LIMITS, SIZES)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.key)
@@ -134,7 +149,7 @@ def test_masks_may_follow_when_they_are_known(driver: SimDriver, device: Device,
         array[...] = 1
     slot.upload(stream, PREFILL)
     inputs["allowed"][...] = 5  # while the others may still be on their way
-    slot.upload_masks(stream, PREFILL, 3)
+    slot.upload_masks(stream, PREFILL, 0, 3)
     slot.fill(PREFILL)
     masks = driver.memory.view(buffers.addresses(PREFILL)["allowed"], "int32", (4, W))
     assert (masks[:3] == 5).all()
@@ -171,7 +186,7 @@ def test_memory_is_few_blocks_and_is_told_beside_the_plan(
     plan = MemoryTable(
         weight_bytes=(V * 8 + 8) * 4,
         kv_bytes_per_block=4 * 8 * 4,
-        state_bytes=5 * (V + 1024) * 4,
+        state_bytes=LIMITS.num_state_lines * (V + 1024) * 4,
         scratch_bytes=16,
         activation_bytes={"decode 1": 100, "prefill 8": 4096 + 256 + 12 * 4 * 4},
         graph_reserve_bytes=0,
@@ -255,7 +270,7 @@ def test_weights_that_are_cut_short_or_missing_are_refused(device: Device, layou
 
 
 def counts_of(driver: SimDriver, buffers: StepBuffers) -> NDArray[Any]:
-    return driver.memory.view(buffers.addresses(PREFILL)["counts"], "int32", (LIMITS.max_rows + 1, V))
+    return driver.memory.view(buffers.addresses(PREFILL)["counts"], "int32", (LIMITS.num_state_lines, V))
 
 
 def write_lines(stream: Stream, lines: StateLines) -> None:
@@ -271,9 +286,9 @@ def test_state_lines_are_written_through_few_staged_ones(driver: SimDriver, devi
     lines = StateLines(device, buffers, 2)
     write_lines(stream, lines)
     stream.wait("the lines")
-    assert (counts_of(driver, buffers) == np.arange(5)[:, None]).all()
-    bias_ids = driver.memory.view(buffers.addresses(PREFILL)["bias_ids"], "int32", (5, 1024))
-    assert bias_ids[:, 0].tolist() == [BIAS_PAD, 1, 2, 3, 4]
+    assert (counts_of(driver, buffers) == np.array([0, 1, 2, 3, 4, 0])[:, None]).all(), "the last is never written"
+    bias_ids = driver.memory.view(buffers.addresses(PREFILL)["bias_ids"], "int32", (6, 1024))
+    assert bias_ids[:, 0].tolist() == [BIAS_PAD, 1, 2, 3, 4, BIAS_PAD]
     with pytest.raises(AssertionError, match="line 0 is for pads"):
         lines.write(stream, 0, {})
 

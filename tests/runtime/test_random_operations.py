@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 
 import numpy as np
 import pytest
 
+from ostinato.engines.errors import RequestError
 from ostinato.engines.sizes import Limits
 from ostinato.plugins.sampling_rows import Sampled
 from ostinato.runtime.pages import Pages
 from ostinato.runtime.plan import Plan
 from ostinato.runtime.request import Request, SamplingParams, Status
 from ostinato.runtime.scheduler import Scheduler
-from tests.fakes import make_limits, make_request
+from tests.fakes import bucket_rules, make_limits, make_request
+from tests.overlap_fakes import overlap_rules
 
 NUM_OPERATIONS = 1_000_000
 SEEDS = range(8)
@@ -24,17 +26,19 @@ STOP = 999
 PREFIXES = [[number] * 60 for number in range(4)]
 
 
-def _next_token(request: Request) -> int:
-    return (request.id * 7919 + request.num_output * 104729) % VOCAB
+def _token(request: Request, num_output: int) -> int:
+    return (request.id * 7919 + num_output * 104729) % VOCAB
 
 
 def _sample(plan: Plan) -> Sampled:
     """Each request's scripted token; in lines that score a prompt, the prompt's own."""
     tokens = []
-    for request, _, end, num_sampled in plan.rows:
+    for request, _, end, num_sampled, _ in plan.rows:
         for position in range(end - num_sampled, end):
-            is_forced = position + 1 < len(request.tokens)
-            tokens.append(request.tokens[position + 1] if is_forced else _next_token(request))
+            is_forced = position + 1 < request.num_prompt
+            tokens.append(
+                request.tokens[position + 1] if is_forced else _token(request, position + 1 - request.num_prompt)
+            )
     count = len(tokens)
     return Sampled(
         np.array(tokens, np.int32),
@@ -58,7 +62,9 @@ class Storm:
             num_blocks=160,
         )
         self.pages = Pages(self.limits)
-        self.scheduler = Scheduler(self.limits, self.pages)
+        self.rules = bucket_rules(self.limits) if seed % 2 else overlap_rules(self.limits)
+        self.scheduler = Scheduler(self.limits, self.pages, self.rules)
+        self.flights: deque[Plan] = deque()
         self.live: dict[int, Request] = {}
         self.counts: Counter[str] = Counter()
         self.num_requests = 0
@@ -97,28 +103,51 @@ class Storm:
             self.counts["abort"] += 1
 
     def preempt(self) -> None:
-        running = [request for request in self.live.values() if request.status is Status.RUNNING]
-        if running and self.rng.random() < 0.05:
-            self.scheduler.preempt(self.rng.choice(running))
+        """Now and then, once all that flies has landed."""
+        if self.rng.random() < 0.05:
+            while self.flights:
+                self.land(self.flights.popleft())
+            running = [request for request in self.live.values() if request.status is Status.RUNNING]
+            if running:
+                self.scheduler.preempt(self.rng.choice(running))
 
     def step(self) -> None:
-        plan = self.scheduler.plan()
-        if plan is None:
+        """Launch while there is room, sometimes less; land the oldest."""
+        while len(self.flights) < self.rules.num_in_flight:
+            plan = self.scheduler.plan()
+            if plan is None:
+                break
+            for row in plan.rows:
+                self.counts["step" if row.num_tokens == 1 else "chunk"] += 1
+            self.flights.append(plan)
+            if self.rng.random() < 0.1:
+                break
+        self.disturb()  # also while steps run
+        if self.flights:
+            self.land(self.flights.popleft())
+
+    def land(self, plan: Plan) -> None:
+        if self.rng.random() < 0.002:
+            for event in self.scheduler.fail(plan, RequestError("no")):
+                del self.live[event.request_id]
+                self.counts["fail"] += 1
             return
-        for row in plan.rows:
-            self.counts["step" if row.num_tokens == 1 else "chunk"] += 1
-        sampled = _sample(plan)
-        self.disturb()  # also while the step runs
-        for event in self.scheduler.commit(plan, sampled):
+        for event in self.scheduler.commit(plan, _sample(plan)):
             if event.finish is not None:
                 self.finish(self.live.pop(event.request_id), event.finish)
 
     def finish(self, request: Request, reason: str) -> None:
         self.counts["finish"] += 1
         output = request.tokens[request.num_prompt :]
-        assert output == [(request.id * 7919 + index * 104729) % VOCAB for index in range(len(output))]
+        assert output == [_token(request, index) for index in range(len(output))]
         assert reason == ("stop" if set(output) & request.stop_ids else "length")
-        assert not request.blocks
+        assert bool(request.blocks) == bool(request.num_in_flight)
+
+    def check(self) -> None:
+        self.pages.check_integrity()
+        for request in self.live.values():
+            assert request.num_in_flight == sum(row.request is request for plan in self.flights for row in plan.rows)
+            assert request.num_in_flight or request.num_planned == request.num_computed
 
     def drain(self) -> None:
         while not self.scheduler.is_idle:
@@ -140,7 +169,7 @@ def test_the_books_agree_through_random_operations(seed: int) -> None:
         storm.step()
         num_steps += 1
         if num_steps % STEPS_BETWEEN_CHECKS == 0:
-            storm.pages.check_integrity()
+            storm.check()
         if num_steps % 4000 == 0 or len(storm.live) > 200:
             storm.drain()
     storm.drain()

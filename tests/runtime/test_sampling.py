@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from ostinato.plugins.philox import uniforms
-from ostinato.plugins.sampling_rows import SamplingRows
+from ostinato.plugins.sampling_rows import I32, SamplingRows
 from ostinato.runtime.plan import PlanRow
 from ostinato.runtime.request import Request, SamplingParams
+from ostinato.runtime.row_sets import RowSets
 from ostinato.runtime.sampling import SamplingPacker
 from tests.fakes import make_limits, make_request
 
@@ -23,6 +24,17 @@ def _request(number: int, params: SamplingParams, output: list[int], stop_ids: t
     request = make_request(number, [1, 2, 2, 5], params, LIMITS, eos=stop_ids, choice=number % 3)
     request.tokens += output
     return request
+
+
+class _Packer:
+    """The sampling packer over columns that follow it from step to step."""
+
+    def __init__(self) -> None:
+        self._row_sets = RowSets(LIMITS.max_rows, 1)
+        self._packer = SamplingPacker(VOCAB, LIMITS.max_rows)
+
+    def pack(self, rows: list[PlanRow]) -> SamplingRows:
+        return self._packer.pack(self._row_sets.columns(rows))
 
 
 def _last(*requests: Request) -> list[PlanRow]:
@@ -50,7 +62,7 @@ def test_a_line_carries_its_parameters() -> None:
         seed=-5,
     )
     plain = SamplingParams(temperature=0.0, top_k=-1)
-    rows = SamplingPacker(VOCAB).pack(_last(_request(0, plain, []), _request(1, odd, [7, 7])))
+    rows = _Packer().pack(_last(_request(0, plain, []), _request(1, odd, [7, 7])))
     np.testing.assert_array_equal(rows.temperature, np.array([0, 0.7], np.float32))
     np.testing.assert_array_equal(rows.top_k, [0, VOCAB])
     np.testing.assert_array_equal(rows.top_p, np.array([1, 0.9], np.float32))
@@ -70,7 +82,7 @@ def test_a_line_carries_its_parameters() -> None:
 
 def test_counts_follow_the_tokens_through_any_rows() -> None:
     rng = random.Random(0)
-    packer = SamplingPacker(VOCAB)
+    packer = _Packer()
     penal = SamplingParams(presence_penalty=1.0)
     requests = [_request(number, penal if number % 2 else SamplingParams(), []) for number in range(6)]
     for _ in range(60):
@@ -88,7 +100,7 @@ def test_counts_follow_the_tokens_through_any_rows() -> None:
 
 def test_uniforms_are_a_function_of_seed_choice_and_output_index() -> None:
     rng = random.Random(1)
-    packer = SamplingPacker(VOCAB)
+    packer = _Packer()
     requests = [_request(number, SamplingParams(seed=number * 2**60), []) for number in range(5)]
     for _ in range(80):
         chosen = requests if rng.random() < 0.8 else rng.sample(requests, 3)
@@ -102,7 +114,7 @@ def test_uniforms_are_a_function_of_seed_choice_and_output_index() -> None:
 
 
 def test_nothing_is_made_again_while_greedy_rows_stay() -> None:
-    packer = SamplingPacker(VOCAB)
+    packer = _Packer()
     requests = [_request(number, SamplingParams(temperature=0.0), []) for number in range(3)]
     first = packer.pack(_last(*requests))
     for request in requests:
@@ -112,7 +124,7 @@ def test_nothing_is_made_again_while_greedy_rows_stay() -> None:
 
 
 def test_stop_ids_are_masked_until_min_tokens_in_their_own_line() -> None:
-    packer = SamplingPacker(VOCAB)
+    packer = _Packer()
     guarded = _request(0, SamplingParams(min_tokens=2, max_tokens=9), [], stop_ids=(0, 31, 32, 69))
     other = _request(1, SamplingParams(max_tokens=9), [], stop_ids=(5,))
     everything = set(range(VOCAB))
@@ -127,7 +139,7 @@ def test_stop_ids_are_masked_until_min_tokens_in_their_own_line() -> None:
 @pytest.mark.parametrize("stop_id", [VOCAB, VOCAB + 3])
 def test_an_unknown_stop_id_reaches_no_other_line(stop_id: int) -> None:
     bad = _request(0, SamplingParams(min_tokens=2, max_tokens=9), [], stop_ids=(stop_id,))
-    rows = SamplingPacker(VOCAB).pack(_last(bad, _request(1, SamplingParams(), [])))
+    rows = _Packer().pack(_last(bad, _request(1, SamplingParams(), [])))
     assert _bits(rows, 0) == _bits(rows, 1) == set(range(VOCAB))
 
 
@@ -136,7 +148,7 @@ def test_scored_positions_are_forced_to_the_prompt() -> None:
         presence_penalty=1.0, logit_bias=((2, 5.0),), min_tokens=1, max_tokens=3, logprobs=2, prompt_logprobs=3
     )
     request = _request(0, params, [], stop_ids=(2, 9))
-    packer = SamplingPacker(VOCAB)
+    packer = _Packer()
     rows = packer.pack([PlanRow(request, 0, 4, 4)])
     assert [_bits(rows, line) for line in range(3)] == [{2}, {2}, {5}]
     assert _bits(rows, 3) == set(range(VOCAB)) - {2, 9}
@@ -146,3 +158,29 @@ def test_scored_positions_are_forced_to_the_prompt() -> None:
     assert [counts is None for counts in rows.output_counts] == [True, True, True, False]
     request.tokens.append(8)
     assert packer.pack(_last(request)).allowed is None
+
+
+class _Odd:
+    """Allows odd tokens only, or fails."""
+
+    def __init__(self, *, is_broken: bool = False) -> None:
+        self._is_broken = is_broken
+
+    def fill_mask(self, words: I32) -> None:
+        if self._is_broken:
+            raise ValueError("no such state")
+        words.view(np.uint32)[:] = 0xAAAAAAAA
+
+    def accept(self, token_id: int) -> None: ...
+
+
+def test_a_guide_is_asked_for_its_own_line_and_min_tokens_hold_beside_it() -> None:
+    guided = _request(0, SamplingParams(min_tokens=2, max_tokens=9), [], stop_ids=(1, 33))
+    broken, plain = _request(1, SamplingParams(), []), _request(2, SamplingParams(), [])
+    guided.guide, broken.guide = _Odd(), _Odd(is_broken=True)
+    packer = _Packer()
+    odd = set(range(1, VOCAB, 2))
+    for expected in (odd - {1, 33}, odd - {1, 33}, odd):
+        rows = packer.pack(_last(plain, guided, broken))
+        assert [_bits(rows, line) for line in range(3)] == [set(range(VOCAB)), expected, set()]
+        guided.tokens.append(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from .timeline import Op, Run
 
@@ -76,3 +77,8 @@ class SimGraph:
 
     nodes: tuple[Node, ...]
     last: Op | None = None
+
+    @cached_property
+    def takes_time(self) -> bool:
+        """Whether some node would not be done at once."""
+        return any(node.seconds for node in self.nodes)

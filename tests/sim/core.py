@@ -14,7 +14,7 @@ from cuda.bindings.driver import CUresult as Status
 from .capture import Capture, SimEvent, SimGraph, SimStream
 from .kernels import Kernels
 from .memory import DeviceMemory, HostMemory, SimError
-from .timeline import Run, SimClock, Timeline
+from .timeline import Op, Run, SimClock, Timeline
 
 _LEGACY_STREAMS = (0, 1, 2)  # null, legacy, per thread
 
@@ -61,6 +61,8 @@ class SimCore:
         self.kernels = Kernels()
         self.faults = Faults()
         self.calls: Counter[str] = Counter()
+        self.num_calls = 0
+        self.slow: dict[str, float] = {}  # what work is → seconds that it takes (inf: it hangs), replayed or not
         self.arguments: dict[str, tuple[Any, ...]] = {}  # of each function's newest call
         self.num_allocations = 0
         self.abandoned: list[str] = []  # what went with its context instead of being given back
@@ -83,36 +85,45 @@ class SimCore:
         if target.capture is None:
             if at_launch is not None:
                 at_launch()
-            target.last = self.timeline.add(what, run, (target.last,), seconds)
+            target.last = self.timeline.add(what, run, (target.last,), self.slow.get(what, seconds))
         elif target.capture.is_invalid:
             raise RefusedError(Status.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
         else:
             target.capture.add(target, what, run, at_launch, seconds)
 
-    def submit(self, stream: int, what: str, run: Run, seconds: float = 0.0) -> bool:
-        """The way in for a library that is given streams, as TensorRT is: False if CUDA refuses."""
+    def submit(self, stream: int, what: str, run: Run, seconds: float = 0.0, *, call: str = "") -> bool:
+        """The way in for a library that is given streams, as TensorRT is: False if CUDA refuses.
+
+        `call`: what it counts as among the calls, where that is not `what` the work is.
+        """
         with self.lock:
             try:
-                self.begin(what, Rules(may_be_captured=True), ())
+                self.begin(call or what, _SUBMITTED, ())
                 self.enqueue(stream, what, run, seconds=seconds)
             except RefusedError:
                 return False
             self.timeline.stir()
             return True
 
+    def enter(self, what: str) -> None:
+        """A call of such a library that is not allowed in a capture. Raises RefusedError."""
+        self.begin(what, _ENTERED, ())
+
     def stream(self, handle: Any) -> SimStream:
-        if int(handle) in _LEGACY_STREAMS:
+        number = int(handle)
+        if number in _LEGACY_STREAMS:
             if capture := self.capture_here():
                 capture.is_invalid = True
                 raise RefusedError(Status.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
             raise SimError("work is put on the legacy stream, which waits for every other one")
-        found: SimStream = self.thing("stream", handle)
+        found: SimStream = self.thing("stream", number)
         return found
 
     def thing(self, kind: str, handle: Any) -> Any:
         """What a handle stands for; a real driver may crash on one that does not live."""
-        if (found := self.live.get((kind, int(handle)))) is None:
-            raise SimError(f"{kind} {int(handle):#x} is used, and does not live")
+        number = int(handle)
+        if (found := self.live.get((kind, number))) is None:
+            raise SimError(f"{kind} {number:#x} is used, and does not live")
         return found
 
     def make(self, kind: str, thing: Any) -> int:
@@ -174,13 +185,29 @@ class SimCore:
         """Its nodes, after what is on the stream and after its own launch before; each may interleave with others."""
         if stream.capture is not None:
             raise SimError("a graph is launched into a capture")
+        if self.timeline.is_lazy and not graph.takes_time and not self.slow:
+            stream.last = graph.last = self._launch_whole(graph, stream)
+            return
         ops: dict[Any, Any] = {}
         for node in graph.nodes:
             if node.at_launch is not None:
                 node.at_launch()
             after = [ops[before] for before in node.after] or [stream.last, graph.last]
-            ops[node] = self.timeline.add(node.what, node.run, after, node.seconds)
+            ops[node] = self.timeline.add(node.what, node.run, after, self.slow.get(node.what, node.seconds))
         stream.last = graph.last = self.timeline.add("graph's end", None, [*ops.values(), stream.last, graph.last])
+
+    def _launch_whole(self, graph: SimGraph, stream: SimStream) -> Op:
+        """As one piece of work, where nothing may come between its nodes: they run in the order of their capture."""
+        for node in graph.nodes:
+            if node.at_launch is not None:
+                node.at_launch()
+
+        def run() -> None:
+            for node in graph.nodes:
+                if self.faults.lost is None:
+                    node.run()
+
+        return self.timeline.add("graph", run, (stream.last, graph.last))
 
     def lose(self) -> None:
         """A kernel crashed: nothing that is queued will run, and every call says so."""
@@ -190,8 +217,9 @@ class SimCore:
     def begin(self, name: str, rules: Rules, arguments: tuple[Any, ...]) -> None:
         """What stands before every call; raises RefusedError where it has no effect."""
         self.calls[name] += 1
+        self.num_calls += 1
         self.arguments[name] = arguments
-        if (status := self.faults.status(self.calls.total(), name)) is not None:
+        if (status := self.faults.status(self.num_calls, name)) is not None:
             raise RefusedError(status)
         if rules.needs_context and not (self.contexts and getattr(self._current, "is_set", False)):
             raise RefusedError(Status.CUDA_ERROR_INVALID_CONTEXT)
@@ -213,6 +241,7 @@ class Rules:
     needs_context: bool = True
 
 
+_SUBMITTED, _ENTERED = Rules(may_be_captured=True), Rules()
 F = TypeVar("F", bound=Callable[..., Any])
 
 

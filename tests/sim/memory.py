@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-POISON = np.frombuffer(b"\xff\x7f", np.uint8)  # over and over: NaN as float16, bfloat16, float32; huge as an integer
+POISON = 0x7FFF  # over and over: NaN as float16, bfloat16, float32; huge as an integer
 _DEVICE_BASE, _GAP, _ALIGN = 0x7A00_0000_0000, 1 << 20, 512
 _KERNEL_ALIGN = 16  # kernels are compiled for it
 
@@ -20,9 +22,15 @@ class SimError(AssertionError):
     """What a real device punishes only sometimes: a wrong access, a race that was lost, a handle used after its end."""
 
 
+def as_dtype(kind: Any) -> np.dtype[Any]:
+    """NumPy's, and by name bfloat16, which NumPy does not know."""
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
+    return found
+
+
 def poison(where: Bytes) -> None:
-    where[: len(where) // 2 * 2].reshape(-1, 2)[:] = POISON
-    where[len(where) // 2 * 2 :] = POISON[0]
+    where[: len(where) // 2 * 2].view(np.uint16)[:] = POISON
+    where[len(where) // 2 * 2 :] = POISON & 0xFF
 
 
 @dataclass
@@ -32,7 +40,7 @@ class Block:
     address: int
     num_bytes: int
     content: Bytes | None
-    fences: list[tuple[int, int]] = field(default_factory=list)  # from, to
+    fences: dict[int, int] = field(default_factory=dict)  # from → to
 
 
 class Blocks:
@@ -100,19 +108,25 @@ class DeviceMemory(Blocks):
 
     def fence(self, address: int, num_bytes: int) -> None:
         """From now on a kernel's access to this block must lie within one of its fences."""
-        self.block(address, num_bytes, "fence").fences.append((address, address + num_bytes))
+        fences = self.block(address, num_bytes, "fence").fences
+        fences[address] = max(fences.get(address, 0), address + num_bytes)
 
     def view(self, address: int, dtype: Any, shape: tuple[int, ...], what: str = "a kernel") -> NDArray[Any]:
         """A kernel's tensor, to read and write."""
-        kind = np.dtype(dtype)
+        kind = as_dtype(dtype)
         num_bytes = math.prod(shape) * kind.itemsize
         if address % _KERNEL_ALIGN:
             raise SimError(f"{what}: {address:#x} is misaligned")
         block = self.block(address, num_bytes, what)
-        if block.fences and not any(low <= address and address + num_bytes <= high for low, high in block.fences):
+        if block.fences and not _is_fenced(block.fences, address, address + num_bytes):
             raise SimError(f"{what}: {num_bytes} bytes at {address:#x} reach out of their buffer")
-        tensor: NDArray[Any] = self.bytes_at(address, num_bytes, what).view(kind).reshape(shape)
+        assert block.content is not None
+        tensor: NDArray[Any] = block.content[address - block.address :][:num_bytes].view(kind).reshape(shape)
         return tensor
+
+
+def _is_fenced(fences: Mapping[int, int], address: int, end: int) -> bool:
+    return end <= fences.get(address, 0) or any(low <= address and end <= high for low, high in fences.items())
 
 
 class HostMemory(Blocks):

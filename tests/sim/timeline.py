@@ -52,6 +52,11 @@ class Timeline:
             self._habit = self._random.choice(("any", "any", "newest", "oldest"))
         self._pending: dict[Op, None] = {}
 
+    @property
+    def is_lazy(self) -> bool:
+        """Whether nothing runs before it is asked for."""
+        return self._random is None
+
     def __len__(self) -> int:
         return len(self._pending)
 

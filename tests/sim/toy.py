@@ -123,7 +123,7 @@ def _weigh(shape: StepShape, memory: DeviceMemory, grid: Grid, pointers: tuple[i
     hidden = memory.view(pointers[0], "float32", (shape.tokens, D))
     scale = memory.view(pointers[1], "float32", (D,))
     indices, rows = (memory.view(pointer, "int32", (shape.rows,)) for pointer in pointers[2:4])
-    counts = memory.view(pointers[4], "int32", (LIMITS.max_rows + 1, V))
+    counts = memory.view(pointers[4], "int32", (LIMITS.num_state_lines, V))
     sums = memory.view(pointers[5], "float32", (4,))
     for row in range(shape.rows):
         sums[row] = (hidden[indices[row]] * scale).sum() + np.float32(counts[rows[row]].sum())
@@ -132,7 +132,7 @@ def _weigh(shape: StepShape, memory: DeviceMemory, grid: Grid, pointers: tuple[i
 def _pick(shape: StepShape, memory: DeviceMemory, grid: Grid, pointers: tuple[int, ...]) -> None:
     sums = memory.view(pointers[0], "float32", (4,))
     masks, states = (memory.view(pointer, "int32", (shape.rows,)) for pointer in pointers[2:4])
-    counts = memory.view(pointers[4], "int32", (LIMITS.max_rows + 1, V))
+    counts = memory.view(pointers[4], "int32", (LIMITS.num_state_lines, V))
     tokens = memory.view(pointers[5], "int32", (shape.rows,))
     memory.view(pointers[6], "float32", (shape.rows,))[:] = sums[: shape.rows]
     for row in range(shape.rows):
@@ -187,7 +187,7 @@ def _random_step(rng: np.random.Generator, shape: StepShape) -> ToyStep:
 def expected(steps: Sequence[ToyStep]) -> list[Arrays]:
     """Tokens and sums of the live rows, step by step, from the inputs alone."""
     table, scale = weights().values()
-    cache, counts = np.zeros((SLOTS, D), np.float32), np.zeros((LIMITS.max_rows + 1, V), np.int32)
+    cache, counts = np.zeros((SLOTS, D), np.float32), np.zeros((LIMITS.num_state_lines, V), np.int32)
     results = []
     for step in steps:
         ids, slots = (step.inputs[name][: step.live_tokens] for name in ("input_ids", "slot_mapping"))

@@ -1,0 +1,19 @@
+"""What a request's next token may be, beyond its parameters: the seam for grammars (called per step)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ostinato.plugins.sampling_rows import I32
+
+
+class Guide(Protocol):
+    """Follows one request. Called on the loop's thread alone; an error that it raises ends that request only."""
+
+    def fill_mask(self, words: I32) -> None:
+        """Write the mask of the next token, [W]: bit v % 32 of word v // 32."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """The request's next token."""
+        ...
