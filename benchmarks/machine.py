@@ -30,10 +30,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def save_result(name: str, result: dict[str, Any]) -> Path:
-    """Write `results/NAME.json` with machine, date and the exact command."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def save_result(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Write `NAME.json` with machine, date and the exact command."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     head = {
         "command": shlex.join(["python", *sys.argv]),
         "date": datetime.now(UTC).date().isoformat(),
