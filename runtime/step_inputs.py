@@ -86,9 +86,7 @@ class StepInputs:
         self._starts[num_rows + 1 :] = num_tokens
         if self._tables is not None:
             width = batch.block_tables.shape[1]
-            self._tables[:num_rows, :width] = batch.block_tables
-            self._tables[:num_rows, width:] = 0
-            self._tables[num_rows:] = 0
+            self._tables[:num_rows, :width] = batch.block_tables  # no kernel reads past a row's blocks, or in a pad row
         if self._feed is not None:
             if batch.feed_rows is None:
                 self._feed[:] = -1
