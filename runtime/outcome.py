@@ -59,7 +59,7 @@ def _score(request: Request, lines: SampledLines, line: int) -> None:
 def _take_token(request: Request, lines: SampledLines, line: int) -> Event:
     token_id = lines.tokens[line]
     if token_id == NO_TOKEN:
-        return _illegal(request, "no token is legal at this place") if request.fault is None else _unguided(request)
+        return _no_token(request)
     params, tokens = request.params, request.tokens
     num_output = len(tokens) - request.num_prompt
     finish = None
@@ -93,6 +93,20 @@ def _event(request: Request, token_id: int | None, logprob: TokenLogprob | None,
     """The request's first event."""
     prompt_logprobs = None if request.params.prompt_logprobs is None else tuple(request.prompt_logprobs)
     return Event(request.id, token_id, logprob, finish, None, request.num_cached, prompt_logprobs)
+
+
+def _no_token(request: Request) -> Event:
+    """The end of a request whose line gave none: a mask forbids them all, or else no logit is a number."""
+    if request.fault is not None:
+        return _unguided(request)
+    if request.guide is not None or request.num_output < request.params.min_tokens:
+        return _illegal(request, "no token is legal at this place")
+    error = RequestError(
+        f"the model's logits after {request.num_output} output tokens are no numbers: see that the bundle was built in "
+        "a precision that holds its activations (ostinato verify)",
+        code=STEP_FAILED,
+    )
+    return Event(request.id, None, None, "error", error, request.num_cached)
 
 
 def _unguided(request: Request) -> Event:

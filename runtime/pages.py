@@ -141,6 +141,13 @@ class Pages:
             holding.node = self._nodes[block]
             holding.num_registered = index + 1
 
+    def forget(self, request: Request) -> None:
+        """Share the request's blocks with nobody from now on: what they hold may be no numbers."""
+        for block in request.blocks:
+            if (key := self._keys.pop(block, None)) is not None:
+                del self._blocks[key]
+                del self._nodes[block]
+
     def release(self, request: Request) -> None:
         """Take all blocks back; the request starts again from nothing computed."""
         del self._holdings[request.id]

@@ -55,7 +55,7 @@ class Scheduler:
         self._running: list[Request] = []  # by priority, then by admission
         self._requests: dict[int, Request] = {}
         self._in_flight: deque[Plan] = deque()
-        self._is_stuck = False  # no waiter could start, and since then no block came back and nobody joined
+        self._is_stuck = False  # no waiter could start, and since then nothing came that could help one
 
     @property
     def num_running(self) -> int:
@@ -163,10 +163,13 @@ class Scheduler:
                 request.num_computed = end
                 if end // block_size > start // block_size:
                     self.pages.register(request)
+                    self._is_stuck &= start >= request.num_prompt  # a waiter may share the prompt
                 if num_sampled and (event := apply_samples(row, lines, line)) is not None:
                     events.append(event)
                     if event[3] is not None:
                         ended.append(request)
+                        if event[4] is not None:
+                            self.pages.forget(request)
             line += num_sampled
         self._end(ended)
         return events

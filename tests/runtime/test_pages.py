@@ -91,6 +91,22 @@ def test_sharing_needs_the_same_salt_and_the_whole_prefix() -> None:
     assert _cached(Pages(limits, prefix_caching=False), 5, prompt, limits) == 0
 
 
+def test_forgotten_blocks_are_shared_with_nobody_new() -> None:
+    limits = make_limits(block_size=4)
+    pages, prompt = Pages(limits), list(range(12))
+    first = _compute(pages, 0, prompt, limits)
+    sharer = _compute(pages, 1, prompt, limits)
+    assert sharer.blocks[:2] == first.blocks[:2]
+    pages.forget(first)
+    pages.check_integrity()
+    pages.release(first)
+    assert _cached(pages, 2, prompt, limits) == 0
+    pages.release(sharer)
+    pages.check_integrity()
+    assert _cached(pages, 3, prompt, limits) == 8  # those of the second reader, who computed them anew
+    assert pages.num_free == pages.num_total
+
+
 @pytest.mark.parametrize("hash_of", [block_hash, _eight_bits, _one_value])
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -480,10 +480,19 @@ def test_a_failing_step_is_an_error_object_and_the_next_call_is_right(tmp_path: 
 
 
 def test_a_choice_that_can_not_go_on_is_the_callers_error(tmp_path: Path) -> None:
+    only_stop = ScriptedLM([[0.0 if token == 4 else -np.inf for token in range(VOCAB_SIZE)]])
+    masked = {"min_tokens": 5, "stop_token_ids": [4]}
+    with serving(tmp_path, LIMITS, only_stop) as server, server.client() as client:
+        assert error_of(complete(client, **masked), 400)["code"] == "no_legal_token"
+        assert payloads(complete(client, stream=True, **masked))[-1]["error"]["code"] == "no_legal_token"
+        server.await_idle()
+
+
+def test_logits_that_are_no_numbers_are_the_servers_error(tmp_path: Path) -> None:
     broken = ScriptedLM([[float("nan")] * VOCAB_SIZE])
     with serving(tmp_path, LIMITS, broken) as server, server.client() as client:
-        assert error_of(complete(client), 400)["code"] == "no_legal_token"
-        assert payloads(complete(client, stream=True))[-1]["error"]["code"] == "no_legal_token"
+        assert error_of(complete(client), 500)["code"] == "backend_failure"
+        assert payloads(complete(client, stream=True))[-1]["error"]["code"] == "backend_failure"
         server.await_idle()
 
 
