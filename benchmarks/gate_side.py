@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import json
 import os
-import signal
 import subprocess
 import sys
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from frozen_process import FrozenProcess
 
 ROOT = Path(__file__).resolve().parent.parent
 CHILD = Path(__file__).resolve().parent / "latency_side.py"
@@ -62,7 +61,7 @@ def _git(*arguments: str) -> bytes:
 
 
 class SideProcess:
-    """A source's child in a process group of its own, stopped (SIGSTOP) except while it answers."""
+    """A source's child, frozen except while it answers."""
 
     def __init__(self, source: Source, folder: Path) -> None:
         """`folder`: a new one of this side's own, for its sources and its log."""
@@ -74,19 +73,10 @@ class SideProcess:
         if not source.revision:
             make_view(ROOT, folder / "view")
         self._view = folder / "view"
-        self._log_path = folder / "log.txt"
+        self._log = folder / "log.txt"
         path = os.pathsep.join([str(self._view), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        with self._log_path.open("w") as log:
-            self._child = subprocess.Popen(
-                [sys.executable, str(source.child)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-                env={"GLIBC_TUNABLES": PLACEMENT} | os.environ | {"PYTHONPATH": path},
-            )
-        self._signal(signal.SIGSTOP)
+        environment = {"GLIBC_TUNABLES": PLACEMENT} | os.environ | {"PYTHONPATH": path}
+        self._process = FrozenProcess([sys.executable, str(source.child)], self._log, environment)
 
     def open(self, bundle: Path, cores: list[int], rows: int) -> dict[str, Any]:
         """Load; returns who answers, checked to be the side's own sources."""
@@ -96,37 +86,16 @@ class SideProcess:
         return opened | {"commit": self.commit}
 
     def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        """Wake the child, send one request, wait for its reply, freeze it again."""
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        self._signal(signal.SIGCONT)
-        try:
-            self._child.stdin.write(json.dumps({"op": operation, **arguments}) + "\n")
-            self._child.stdin.flush()
-            line = self._child.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        self._signal(signal.SIGSTOP)
-        if not line:
+        reply = self._process.ask(operation, **arguments)
+        if reply is None:
             raise GateError(f"{self.name} ended while it had to {operation}: {self._last_words()}")
-        reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise GateError(f"{self.name} could not {operation}: {reply['error']}")
         return reply
 
     def close(self) -> None:
-        """End the whole process group."""
-        self._signal(signal.SIGKILL)
-        self._child.wait()
-        for pipe in (self._child.stdin, self._child.stdout):
-            with contextlib.suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
+        self._process.close()
 
     def _last_words(self) -> str:
-        lines = self._log_path.read_text().strip().splitlines()
+        lines = self._log.read_text().strip().splitlines()
         return lines[-1] if lines else "it said nothing"
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._child.pid, number)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from frozen_process import FrozenProcess
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE.parent / ".peers"
@@ -73,7 +71,7 @@ def machine_lock(path: Path | None) -> Iterator[None]:
 
 
 class Process:
-    """A driver in a process group of its own, stopped (SIGSTOP) except while it answers."""
+    """An engine's driver, frozen except while it answers; it then holds the machine's lock, if there is one."""
 
     def __init__(self, engine: Engine, log: Path, lock: Path | None) -> None:
         if not engine.python.exists():
@@ -81,44 +79,17 @@ class Process:
         if not engine.model.exists():
             raise PeerError(f"found no model at {engine.model}")
         self.engine = engine
-        self._lock = lock
-        self._log = log.open("w")
-        self._child = subprocess.Popen(
-            [str(engine.python), str(HERE / engine.driver)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            start_new_session=True,
-        )
-        self._signal(signal.SIGSTOP)
+        self._lock, self._log = lock, log
+        self._process = FrozenProcess([str(engine.python), str(HERE / engine.driver)], log)
 
     def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        """Wake the driver, send one request, wait for its reply, freeze it again."""
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
         with machine_lock(self._lock):
-            self._signal(signal.SIGCONT)
-            try:
-                self._child.stdin.write(json.dumps({"op": operation, **arguments}) + "\n")
-                self._child.stdin.flush()
-                line = self._child.stdout.readline()
-            except BrokenPipeError:
-                line = ""
-            self._signal(signal.SIGSTOP)
-        if not line:
-            raise PeerError(f"driver ended (code {self._child.poll()}); see {self._log.name}")
-        reply: dict[str, Any] = json.loads(line)
+            reply = self._process.ask(operation, **arguments)
+        if reply is None:
+            raise PeerError(f"driver ended (code {self._process.exit_code()}); see {self._log}")
         if "error" in reply:
             raise PeerError(reply["error"])
         return reply
 
     def close(self) -> None:
-        """End the whole process group."""
-        self._signal(signal.SIGKILL)
-        self._child.wait()
-        self._log.close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._child.pid, number)
+        self._process.close()

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from ostinato.engines.io_table import QUANTIZED_CACHES, SCALE_BYTES, Tensor, feed_inputs
 from ostinato.engines.program import DTYPE_BYTES, StepShape
 from ostinato.engines.recipe import GPU_TARGETS, Recipe
@@ -63,7 +65,7 @@ def rank_operators(sizes: ModelSizes, recipe: Recipe, shard: Shard) -> RankOpera
         num_q_heads=own.num_q_heads,
         num_kv_heads=own.num_kv_heads,
         head_size=own.head_size,
-        scale=own.head_size**-0.5,
+        scale=float(np.float32(own.head_size**-0.5)),  # as the graph's attribute keeps it: kernels are named by it
         sliding_window=own.sliding_window,
     )
     return RankOperators(

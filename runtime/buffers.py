@@ -159,10 +159,6 @@ class StepSlot:
             stream.download(self._pinned.address + self._up_bytes, self._buffers.address("output"), count)
         stream.record(self._down_is_done)
 
-    def is_done(self) -> bool:
-        """Whether the download has run. Raises DeviceError if the step failed."""
-        return self._down_is_done.is_done()
-
     def wait(self, shape: StepShape, limit_s: float = WAIT_LIMIT_S) -> Arrays:
         """Block until the step's outputs are here; they change with the slot's next step. Raises DeviceError."""
         self._down_is_done.wait(f"a step of {shape.key}", limit_s)

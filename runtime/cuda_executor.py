@@ -80,10 +80,9 @@ class CudaExecutor:
         self._rank = GpuRank(bundle, limits, rank, libraries, links, is_strict, progress)
         *self._early_parts, self._last_part = self._rank.program.parts
         self._samples = "tokens" in self._rank.buffers.layout.outputs[self._rank.shapes.needed[0].key].places
-        self._entered = threading.local()  # by thread, whose numbers are given again
+        self._entered = threading.local()  # not a set of thread numbers, which are given again
         self._trouble: str | None = None
         self._next_slot = 0
-        self._has_tokens = True  # the device holds those of the step before
 
     @property
     def rules(self) -> StepRules:
@@ -114,8 +113,6 @@ class CudaExecutor:
 
     def sample(self, ticket: CudaTicket, masks: I32) -> None:
         """Send the masks up beside what runs, and launch the rest of the step. Raises DeviceError."""
-        if not self._samples:
-            return
         assert not ticket.is_whole, "masks come once, and only where the batch has late ones"
         self._enter()
         rank = self._rank
@@ -136,10 +133,10 @@ class CudaExecutor:
         self._enter()
         try:
             outputs = ticket.slot.wait(ticket.shape)
+            return self._sampled(outputs, ticket.num_sampled) if self._samples else _NOTHING
         except BaseException as error:
             self._mend(error)
             raise
-        return self._sampled(outputs, ticket.num_sampled) if self._samples else _NOTHING
 
     def _launch(self, ticket: CudaTicket, batch: Batch) -> None:
         rank, slot, shape, stream = self._rank, ticket.slot, ticket.shape, self._rank.stream
@@ -147,12 +144,10 @@ class CudaExecutor:
         assert isinstance(sampling, DeviceRows), "this executor keeps the state of sampling"
         slot.fill(shape)
         ticket.num_masks = ticket.inputs.fill(batch, sampling)
-        if not self._has_tokens and batch.feed_rows is not None and batch.feed_rows.max() >= 0:
-            raise DeviceError("the step before failed, and this one was to go on from its tokens: ask again")
         for line in sampling.joined if self._samples else ():
             rank.lines.write(stream, line.line, _written(line))
         slot.upload(stream, shape, ticket.num_masks)
-        has_late = self._samples and sampling.num_late_masks > 0
+        has_late = sampling.num_late_masks > 0
         if has_late:
             stream.record(rank.masks_may_go_up)
         rank.program.receive(shape, stream)
@@ -164,11 +159,10 @@ class CudaExecutor:
     def _complete(self, ticket: CudaTicket) -> None:
         """The step's last part, and what comes back."""
         rank = self._rank
-        self._has_tokens = False
         rank.graphs.run(ticket.shape, ticket.num_tokens, self._last_part)
         rank.program.send(ticket.shape, rank.stream)
         ticket.slot.download(rank.stream, ticket.shape)
-        self._has_tokens = ticket.is_whole = True
+        ticket.is_whole = True
 
     def _sampled(self, outputs: Arrays, count: int) -> Sampled:
         tokens = outputs["tokens"][:count].copy()

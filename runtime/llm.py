@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -47,7 +48,10 @@ class Completion:
 
 
 class LLM:
-    """A bundle, opened for offline generation on the caller's thread. Use it as a context manager, or `close` it."""
+    """A bundle, opened for offline generation on the caller's thread. Use it as a context manager, or `close` it.
+
+    A call from a second thread while a first one is in a step, and any call after `close`, raise RequestError.
+    """
 
     def __init__(
         self,
@@ -64,6 +68,8 @@ class LLM:
             self._shop = open_shop(Path(bundle), config or RuntimeConfig(), show, observe_logits, libraries)
         self._shop.loop.observe_step = observe_step
         self._rows: dict[int, _Row] = {}  # choices that are being made, of all calls
+        self._stepping = threading.RLock()
+        self._is_closed = False
 
     @property
     def manifest(self) -> Manifest:
@@ -135,9 +141,8 @@ class LLM:
             for call in calls:
                 for request in call.requests:
                     self._shop.loop.submit(request)
-            for events in self._shop.loop.run_until_idle():
-                for event in events:
-                    self._take(event)
+            steps = self._shop.loop.run_until_idle()
+            while self._step(steps):
                 yield len(mine) - len(open_ids)
                 if not open_ids and self._rows:
                     return
@@ -145,6 +150,20 @@ class LLM:
             for request_id in open_ids:
                 del self._rows[request_id]
                 self._shop.loop.abort(request_id)
+
+    def _step(self, steps: Iterator[list[Event]]) -> bool:
+        """Run one step and hand out its events; False if nothing was left to do."""
+        if not self._stepping.acquire(blocking=False):
+            raise RequestError("another thread runs this LLM: call it from one thread, or open an LLM for each")
+        try:
+            if self._is_closed:
+                raise RequestError("this LLM is closed: open the bundle again")
+            events = next(steps, None)
+            for event in events or ():
+                self._take(event)
+            return events is not None
+        finally:
+            self._stepping.release()
 
     def _take(self, event: Event) -> None:
         """Hand an event to its row, if that is still open."""
@@ -160,7 +179,10 @@ class LLM:
             row.open_ids.discard(event.request_id)
 
     def close(self) -> None:
-        self._shop.loop.close()
+        """Release the executor; streams that are open raise RequestError at their next step."""
+        with self._stepping:  # another thread may be in a step
+            self._is_closed = True
+            self._shop.loop.close()
 
     def __enter__(self) -> Self:
         return self

@@ -65,6 +65,7 @@ class Loop:
         self._clock = clock
         self._num_in_flight = executor.rules.num_in_flight
         self._flights: deque[Flight] = deque()
+        self._events: list[Event] = []  # for whoever drives the next step: an interrupt may keep them from this one's
         self._inbox: queue.SimpleQueue[Callable[[], Event | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
@@ -82,12 +83,16 @@ class Loop:
 
     def step(self) -> list[Event]:
         """Launch what the executor has room for, then wait for the oldest step: at most one event a request of it."""
-        events = self._drain_inbox()
+        self._drain_inbox()
         if (trouble := self._executor.trouble) is not None:
-            return events + self._give_up(trouble)
-        while self._has_room() and self._launch():
-            pass
-        return events + self._land() if self._flights else events
+            self._give_up(trouble)
+        else:
+            while self._has_room() and self._launch():
+                pass
+            if self._flights:
+                self._land()
+        events, self._events = self._events, []
+        return events
 
     def _has_room(self) -> bool:
         """Whether one more step may be launched; none behind one that failed, which has no tokens to feed it."""
@@ -112,29 +117,27 @@ class Loop:
             raise
         return True
 
-    def _land(self) -> list[Event]:
-        """The oldest step's outcome; the next one can then be sampled."""
+    def _land(self) -> None:
+        """Take the oldest step's outcome in; the next one can then be sampled."""
         flight = self._flights[0]
         try:
             sampled = flight.wait(self._clock)
         except Exception as error:
-            events = self._fail(flight, error)
+            self._fail(flight, error)
         except BaseException:
             self._interrupt(flight)
             raise
         else:
-            events = self._commit(flight, sampled)
+            self._commit(flight, sampled)
         self._sample_next()
-        return events
 
-    def _commit(self, flight: Flight, sampled: Sampled) -> list[Event]:
+    def _commit(self, flight: Flight, sampled: Sampled) -> None:
         started = self._clock()
         self._flights.popleft()
         self._failures_in_a_row = 0
-        events = self.scheduler.commit(flight.plan, sampled)
+        self._events += self.scheduler.commit(flight.plan, sampled)
         if self.observe_step is not None:
             self.observe_step(flight.times(self._clock() - started))
-        return events
 
     def _sample_next(self) -> None:
         """Give the oldest step the masks that hung on the one before it."""
@@ -149,43 +152,46 @@ class Loop:
             self._interrupt(flight)
             raise
 
-    def _fail(self, flight: Flight, error: Exception) -> list[Event]:
+    def _fail(self, flight: Flight, error: Exception) -> None:
         """End the requests of a step that failed, and only those."""
         self._flights.popleft()
         self._failures_in_a_row += 1
-        logger.error("a step failed, its %d requests end: %s", len(flight.plan.rows), error, exc_info=error)
+        if not isinstance(error, RequestError):  # that of an interrupt, which the caller knows of
+            logger.error("a step failed, its %d requests end: %s", len(flight.plan.rows), error, exc_info=error)
         reason = str(error) if isinstance(error, OstinatoError) else "the step failed inside the server"
-        return self.scheduler.fail(flight.plan, RequestError(reason, code=STEP_FAILED))
+        self._events += self.scheduler.fail(flight.plan, RequestError(reason, code=STEP_FAILED))
 
     def _interrupt(self, flight: Flight) -> None:
         """Ctrl-C in a caller's own step: its requests end, so that the books are right for what he does next."""
-        flight.error = RequestError("the step was interrupted", code=STEP_FAILED)
+        flight.error = RequestError("the step was interrupted: ask again", code=STEP_FAILED)
         if flight is self._flights[0]:  # else it lands, as failed, in its turn
             self._flights.popleft()
-            self.scheduler.fail(flight.plan, flight.error)
+            self._events += self.scheduler.fail(flight.plan, flight.error)
             self._sample_next()
 
-    def _give_up(self, trouble: str) -> list[Event]:
+    def _give_up(self, trouble: str) -> None:
         """End every request: the executor runs no step any more."""
         self._flights.clear()
         events = self.scheduler.fail_all(RequestError(trouble, code=STEP_FAILED))
         if events:
             logger.error("%d requests end: %s", len(events), trouble)
-        return events
+        self._events += events
 
-    def _drain_inbox(self, *, wait: bool = False) -> list[Event]:
+    def _drain_inbox(self, *, wait: bool = False) -> None:
         """Do what was asked for meanwhile; with `wait`, sleep until something is."""
-        events = []
         while wait or not self._inbox.empty():
             wait = False
             if (event := self._inbox.get()()) is not None:
-                events.append(event)
-        return events
+                self._events.append(event)
+
+    def _is_idle(self) -> bool:
+        """Whether a step would do nothing and tell nothing."""
+        return self.scheduler.is_idle and self._inbox.empty() and not self._events
 
     def run_until_idle(self) -> Iterator[list[Event]]:
         """Drive the loop on the caller's thread; yields each step's events until no request is left."""
         assert self._thread is None, "the loop has its own thread"
-        while not (self.scheduler.is_idle and self._inbox.empty()):
+        while not self._is_idle():
             yield self.step()
         self.scheduler.pages.check_integrity()
 
@@ -207,8 +213,9 @@ class Loop:
     def _run(self, sink: Sink) -> None:
         try:
             while not self._is_stopping:
-                events = self._sleep() if self.scheduler.is_idle and self._inbox.empty() else []
-                events += self.step()
+                if self._is_idle():
+                    self._sleep()
+                events = self.step()
                 self._progress_at = self._clock()
                 if events:
                     sink.emit(events)
@@ -217,14 +224,13 @@ class Loop:
         finally:
             sink.ended()
 
-    def _sleep(self) -> list[Event]:
+    def _sleep(self) -> None:
         """Check the books and wait for a request."""
         self.scheduler.pages.check_integrity()
         self._is_busy = False
-        events = self._drain_inbox(wait=True)
+        self._drain_inbox(wait=True)
         self._progress_at = self._clock()
         self._is_busy = True
-        return events
 
     @property
     def is_alive(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import re
 from pathlib import Path
@@ -18,6 +19,8 @@ from .trt import load_tensorrt
 
 _VERSION_FILE = Path("/proc/driver/nvidia/version")
 _MINIMUM_CUDA = 13000  # what the oldest driver that will do serves
+
+logger = logging.getLogger(__name__)
 
 
 def find_machine(target: str, libraries: Libraries, ordinal: int = 0, version_file: Path = _VERSION_FILE) -> Machine:
@@ -38,13 +41,16 @@ def _gpu(libraries: Libraries, ordinal: int, version_file: Path) -> tuple[str | 
     driver_version = None
     try:
         driver = cuda_driver() if libraries.driver is None else libraries.driver
-        check(driver, "start CUDA", driver.cuInit, 0)
+        # First, because it answers even where CUDA can't start.
         (cuda,) = check(driver, "ask for the driver's version", driver.cuDriverGetVersion)
         driver_version = _driver_version(cuda, version_file)
+        check(driver, "start CUDA", driver.cuInit, 0)
         (device,) = check(driver, f"find GPU {ordinal}", driver.cuDeviceGet, ordinal)
         (name,) = check(driver, "ask for the GPU's name", driver.cuDeviceGetName, 128, device)
         return name.split(b"\0")[0].decode(), _capability(driver, device), driver_version
-    except DeviceError:
+    except DeviceError as error:
+        if driver_version is not None:  # else the library that is missing says nothing of interest
+            logger.warning("no GPU can be used: %s", error)
         return None, None, driver_version
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,15 +23,31 @@ from .shared_ring import GoOn, Ring, RingShape, map_memory
 STEP, MASKS, WAIT, CLOSE, RESULT = range(1, 6)  # kinds of messages: rank 0's calls, and what a step gives
 
 
+def real_libraries(setup: RankSetup) -> Libraries:
+    return Libraries()
+
+
+def cuda_executor(setup: RankSetup, libraries: Libraries, links: NcclLinks, progress: Show) -> Executor:
+    return CudaExecutor(
+        setup.bundle,
+        setup.limits,
+        rank=setup.rank,
+        libraries=libraries,
+        links=links,
+        is_strict=setup.is_strict,
+        progress=progress,
+    )
+
+
 @dataclass(frozen=True)
 class RankParts:
-    """Functions, as "module:name", that make a rank's parts in its own process.
+    """What makes a rank's parts in its own process; functions of a module, since they travel by name.
 
-    `libraries`: (setup, *arguments) → Libraries. `executor`: (setup, libraries, links, progress) → Executor.
+    `libraries`: (setup, *arguments) → Libraries.
     """
 
-    libraries: str = f"{__name__}:real_libraries"
-    executor: str = f"{__name__}:cuda_executor"
+    libraries: Callable[..., Libraries] = real_libraries
+    executor: Callable[[RankSetup, Libraries, NcclLinks, Show], Executor] = cuda_executor
     arguments: tuple[Any, ...] = ()
 
 
@@ -61,8 +76,7 @@ class RankSetup:
         return self.rank > 0 and self.shard.is_last_stage and not self.shard.tp_rank
 
     def libraries(self) -> Libraries:
-        found: Libraries = _imported(self.parts.libraries)(self, *self.parts.arguments)
-        return found
+        return self.parts.libraries(self, *self.parts.arguments)
 
     def connect(self, libraries: Libraries, go_on: GoOn) -> NcclLinks:
         """Meet the other ranks on this rank's GPU, which has its number among those that CUDA shows."""
@@ -75,8 +89,7 @@ class RankSetup:
         return NcclLinks.connect(nccl, device, self.shard, self.ids, go_on)
 
     def executor(self, libraries: Libraries, links: NcclLinks, progress: Show) -> Executor:
-        made: Executor = _imported(self.parts.executor)(self, libraries, links, progress)
-        return made
+        return self.parts.executor(self, libraries, links, progress)
 
 
 @dataclass(frozen=True)
@@ -108,25 +121,3 @@ def ring_shapes(bundle: Bundle, limits: Limits) -> tuple[RingShape, RingShape]:
 def num_in_flight(shards: Shards) -> int:
     """Steps at once: one runs and one is launched, or one in every stage."""
     return max(2, shards.pipeline_parallel)
-
-
-def real_libraries(setup: RankSetup) -> Libraries:
-    return Libraries()
-
-
-def cuda_executor(setup: RankSetup, libraries: Libraries, links: NcclLinks, progress: Show) -> Executor:
-    return CudaExecutor(
-        setup.bundle,
-        setup.limits,
-        rank=setup.rank,
-        libraries=libraries,
-        links=links,
-        is_strict=setup.is_strict,
-        progress=progress,
-    )
-
-
-def _imported(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found

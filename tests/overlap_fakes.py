@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ostinato.engines.io_table import BIAS_PAD, DEVICE_SAMPLING_INPUTS
-from ostinato.engines.sizes import MAX_LOGPROBS, Limits
+from ostinato.engines.sizes import Limits
 from ostinato.plugins.sampling_rows import I32, Sampled
-from ostinato.plugins.stateful_sampling import stateful_sampling
 from ostinato.runtime.batch import Batch
 from ostinato.runtime.device_rows import DeviceRows
 from ostinato.runtime.executor import StepRules
+from tests.device_sampler import DeviceSampler
 from tests.fakes import POISON, PosLM, check_batch
 
-MAX_BIAS = 8  # entries a request; the oracle adds them one by one
 NO_TOKEN_YET = -77  # what lies in the output block before a step wrote it
-COUNTS_POISON = 12345
 
 
 def overlap_rules(limits: Limits) -> StepRules:
@@ -72,12 +66,8 @@ class LaggingLM:
         self._num_in_flight = 0
         self._num_launches = 0
         self._tokens = np.full(limits.max_rows, NO_TOKEN_YET, np.int32)
-        num_lines = limits.max_rows + 2
-        self._state: dict[str, NDArray[Any]] = {
-            "bias_ids": np.full((num_lines, MAX_BIAS), BIAS_PAD, np.int32),
-            "bias_values": np.zeros((num_lines, MAX_BIAS), np.float32),
-            "counts": np.full((num_lines, vocab_size), COUNTS_POISON, np.int32),
-        }
+        self._newest = -1  # the step that left them
+        self._sampler = DeviceSampler(limits.max_rows, vocab_size)
 
     @property
     def num_in_flight(self) -> int:
@@ -147,7 +137,8 @@ class LaggingLM:
         if self._steps and self._steps[0] is step:
             self._steps.popleft()
         self._model._slots[step.batch.slot_mapping] = POISON
-        self._tokens[:] = NO_TOKEN_YET
+        if step.number >= self._newest:  # else the one after it has run, and left its own
+            self._set_tokens(step, np.zeros(0, np.int32))
 
     def _run_next(self) -> None:
         step = self._steps.popleft()
@@ -155,31 +146,15 @@ class LaggingLM:
         if batch.feed_rows is not None:
             fed = np.maximum(self._tokens[batch.feed_rows], 0)
             batch = replace(batch, input_ids=np.where(batch.feed_rows >= 0, fed, batch.input_ids), feed_rows=None)
-        outputs = stateful_sampling(self._sampling_inputs(step, self._model.logits(batch)))
-        self._state["counts"] = outputs["counts_out"]
-        self._tokens[:] = NO_TOKEN_YET
-        self._tokens[: batch.num_sampled] = outputs["tokens"]
-        step.sampled = Sampled(outputs["tokens"], outputs["logprobs"], outputs["top_ids"], outputs["top_logprobs"])
+        assert isinstance(batch.sampling, DeviceRows)
+        step.sampled = self._sampler.sample(self._model.logits(batch), batch.sampling, step.late_masks)
+        self._set_tokens(step, step.sampled.tokens)
 
-    def _sampling_inputs(self, step: Step, logits: NDArray[np.float32]) -> Mapping[str, NDArray[Any]]:
-        rows = step.batch.sampling
-        assert isinstance(rows, DeviceRows)
-        for line in rows.joined:
-            if line.bias_ids is not None and line.bias_values is not None:
-                assert (line.bias_ids[MAX_BIAS:] == BIAS_PAD).all()
-                self._state["bias_ids"][line.line] = line.bias_ids[:MAX_BIAS]
-                self._state["bias_values"][line.line] = line.bias_values[:MAX_BIAS]
-            if line.counts is not None:
-                self._state["counts"][line.line] = line.counts
-        late = rows.masks[:0] if step.late_masks is None else step.late_masks
-        assert len(late) == rows.num_late_masks, "a step with late masks runs before they come"
-        own = {
-            "logits": logits,
-            "allowed": np.concatenate([rows.masks, late]),
-            "logprob_slots": np.zeros(MAX_LOGPROBS, np.int32),
-        }
-        plain = {tensor.name: getattr(rows, tensor.name) for tensor in DEVICE_SAMPLING_INPUTS if tensor.name not in own}
-        return plain | own | self._state
+    def _set_tokens(self, step: Step, tokens: I32) -> None:
+        """What the step leaves for the next one to be fed from."""
+        self._newest = step.number
+        self._tokens[:] = NO_TOKEN_YET
+        self._tokens[: len(tokens)] = tokens
 
 
 @dataclass(frozen=True)

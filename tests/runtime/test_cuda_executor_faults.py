@@ -162,7 +162,7 @@ def test_a_hung_kernel_ends_in_trouble(bundles: dict[str, Path]) -> None:
 def test_a_failed_capture_is_named_and_served_eagerly_bit_for_bit(
     path: Path, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """C76: what has no graph runs all the same."""
+    """What has no graph runs all the same."""
     wanted = wanted_tokens(path)
     rank = simulated(path)
     rank.driver.faults.calls[call] = Status.CUDA_ERROR_OUT_OF_MEMORY
@@ -193,7 +193,7 @@ def before_each(monkeypatch: pytest.MonkeyPatch, rank: SimulatedRank, name: str,
 
 
 def test_any_call_may_fail_while_a_graph_is_captured(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C76: the shape runs eagerly, all others as ever."""
+    """The shape runs eagerly, all others as ever."""
     wanted = wanted_tokens(path)
     rank = simulated(path)
     begins: list[int] = []
@@ -219,7 +219,7 @@ def test_any_call_may_fail_while_a_graph_is_captured(path: Path, monkeypatch: py
 def test_another_thread_may_allocate_while_graphs_are_captured(
     bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C76: captures are of this thread alone."""
+    """Captures are of this thread alone."""
     rank = simulated(bundles["rtx"])
     _, context = rank.driver.cuDevicePrimaryCtxRetain(0)
     statuses: list[Status] = []
@@ -245,7 +245,7 @@ def test_another_thread_may_allocate_while_graphs_are_captured(
 
 
 def test_an_engine_that_answers_false_ends_its_step_only(path: Path) -> None:
-    """B73: nothing of the step is served, and the reason is TensorRT's own."""
+    """Nothing of the step is served, and the reason is TensorRT's own."""
     wanted = wanted_tokens(path)
     rank = simulated(path)
     rank.driver.faults.calls["cuStreamBeginCapture"] = Status.CUDA_ERROR_UNKNOWN  # so that steps enqueue

@@ -24,7 +24,7 @@ NUM_WORDS = 3
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_a_device_samples_what_the_host_samples(overlaps: bool) -> None:
     seen: set[str] = set()
-    for seed in range(scaled(60, 3000)):
+    for seed in range(scaled(20, 3000)):
         schedule = Schedule(seed, overlaps=overlaps)
         schedule.run()
         seen |= schedule.seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from ostinato.engines.errors import RequestError
 from ostinato.runtime.batch import Batch
 from ostinato.runtime.executor import Ticket
+from ostinato.runtime.flight import StepTimes
 from ostinato.runtime.llm import LLM
 from ostinato.runtime.request import SamplingParams
 from tests.fakes import PosLM, make_limits
@@ -43,6 +45,8 @@ class ToyLLM(LLM):
         self._shop = shop
         self._progress = False
         self._rows = {}
+        self._stepping = threading.RLock()
+        self._is_closed = False
 
     def check_idle(self) -> None:
         """Nothing is left of any call, once the loop has heard of those that were left."""
@@ -133,4 +137,38 @@ WRONG: dict[str, Callable[[Any], object]] = {
 def test_what_it_can_not_use_is_a_request_error(llm: ToyLLM, name: str) -> None:
     with pytest.raises(RequestError):
         WRONG[name](llm)
+    llm.check_idle()
+
+
+def test_after_close_every_call_says_so(llm: ToyLLM) -> None:
+    stream: Any = llm.stream("left", PARAMS)
+    next(stream)
+    llm.close()
+    for call in (lambda: next(stream), lambda: texts(llm, "ab"), lambda: streamed(llm, "ab")):
+        with pytest.raises(RequestError, match="closed: open the bundle again"):
+            call()
+    llm.close()
+    llm.check_idle()
+
+
+def test_a_second_thread_is_refused_and_harms_nobody(llm: ToyLLM) -> None:
+    """It comes in the middle of a step."""
+    expected = texts(llm, "ab", "c")
+    refusals: list[RequestError] = []
+
+    def intrude() -> None:
+        with pytest.raises(RequestError, match="another thread runs this LLM") as refusal:
+            texts(llm, "def")
+        refusals.append(refusal.value)
+
+    def observe(times: StepTimes) -> None:
+        if not refusals:
+            thread = threading.Thread(target=intrude)
+            thread.start()
+            thread.join()
+
+    llm._shop.loop.observe_step = observe
+    assert texts(llm, "ab", "c") == expected
+    assert len(refusals) == 1
+    assert texts(llm, "def") == [streamed(llm, "def")]
     llm.check_idle()

@@ -134,7 +134,9 @@ def test_an_interrupted_step_ends_its_requests_and_the_caller_can_go_on() -> Non
     faulty.is_bad = False
     assert loop.scheduler.is_idle
     loop.submit(make_request(1, PROMPTS[1], PARAMS, LIMITS))
-    assert [event.token_id for step in loop.run_until_idle() for event in step] == offline_ids(PROMPTS)[1]
+    ended, *events = [event for step in loop.run_until_idle() for event in step]
+    assert (ended.request_id, ended.finish) == (8, "error")
+    assert [event.token_id for event in events] == offline_ids(PROMPTS)[1]
 
 
 def test_an_unknown_failure_does_not_show_its_inside() -> None:

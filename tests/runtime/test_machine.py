@@ -54,9 +54,20 @@ def test_a_machine_without_such_a_gpu_still_has_a_driver(tmp_path: Path) -> None
     assert found.driver_version == MINIMUM_DRIVER
 
 
+@pytest.mark.parametrize("status", [Status.CUDA_ERROR_NO_DEVICE, Status.CUDA_ERROR_UNKNOWN])
+def test_a_driver_that_reaches_no_gpu_is_not_told_to_be_missing(
+    tmp_path: Path, status: Status, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = SimDriver()
+    driver.faults.calls["cuInit"] = status
+    found = find_machine("rtx", libraries(driver), 0, tmp_path / "none")
+    assert (found.compute_capability, found.driver_version) == (None, MINIMUM_DRIVER)
+    assert status.name in caplog.messages[0]
+
+
 def test_a_machine_without_a_driver_has_nothing(tmp_path: Path) -> None:
     driver = SimDriver()
-    driver.faults.calls["cuInit"] = Status.CUDA_ERROR_STUB_LIBRARY
+    driver.faults.calls["cuDriverGetVersion"] = Status.CUDA_ERROR_STUB_LIBRARY
     found = find_machine("rtx", libraries(driver), 0, tmp_path / "none")
     assert (found.compute_capability, found.gpu_name, found.driver_version) == (None, None, None)
 

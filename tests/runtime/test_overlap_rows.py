@@ -1,4 +1,4 @@
-"""What belongs to a row goes with it (case C79): whoever joins or leaves, a request's tokens are those it has alone."""
+"""What belongs to a row goes with it: whoever joins or leaves, a request's tokens are those it has alone."""
 
 from __future__ import annotations
 

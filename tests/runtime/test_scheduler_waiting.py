@@ -112,3 +112,19 @@ def test_a_stuck_line_moves_when_a_waiter_leaves() -> None:
     desk.step()
     assert light.blocks
     desk.run()
+
+
+def test_a_waiter_starts_once_the_prompt_that_it_shares_is_computed() -> None:
+    """It finds room for its own blocks only, so it need not wait until any come back."""
+    limits = make_limits(block_size=4, max_step_tokens=16, max_context=40, num_blocks=10)
+    prompt = prompt_of(0, 24)
+    desk = Desk(limits, VOCAB)
+    desk.submit(make_request(0, prompt, greedy(8), limits))
+    desk.step()
+    desk.submit(make_request(1, [*prompt, *prompt_of(1, 8)], greedy(2), limits))
+    desk.step()
+    assert (desk.scheduler.num_running, desk.scheduler.num_waiting) == (1, 1)
+    desk.step()
+    assert (desk.scheduler.num_running, desk.scheduler.num_waiting) == (2, 0)
+    desk.run()
+    assert desk.events[1][0].num_cached == 24

@@ -16,4 +16,4 @@ def simulated_libraries(setup: RankSetup) -> Libraries:
     return rank.libraries(nccl)
 
 
-SIMULATED_PARTS = RankParts(libraries=f"{__name__}:simulated_libraries")
+SIMULATED_PARTS = RankParts(libraries=simulated_libraries)

@@ -28,15 +28,11 @@ _ROWS = 8
 
 @dataclass(frozen=True)
 class Mishap:
-    """What befalls rank `rank` when it launches its `step`-th step; "refuse": at its start. See `_MISHAPS`."""
+    """What befalls rank `rank` when it launches its `step`-th step; "refuse", "stand": at its start. See `_MISHAPS`."""
 
     what: str = ""
     rank: int = -1
     step: int = 0
-
-
-def standin_parts(mishap: Mishap | None = None) -> RankParts:
-    return RankParts(f"{__name__}:standin_libraries", f"{__name__}:standin_executor", (mishap or Mishap(),))
 
 
 def standin_libraries(setup: RankSetup, mishap: Mishap) -> Libraries:
@@ -46,10 +42,16 @@ def standin_libraries(setup: RankSetup, mishap: Mishap) -> Libraries:
 
 def standin_executor(setup: RankSetup, libraries: Libraries, links: NcclLinks, progress: Show) -> StandInExecutor:
     mishap: Mishap = setup.parts.arguments[0]
-    if mishap.what == "refuse" and mishap.rank == setup.rank:
+    if mishap.rank == setup.rank and mishap.what == "refuse":
         raise DeviceError("the GPU is made of cardboard: buy another")
+    if mishap.rank == setup.rank and mishap.what == "stand":
+        os.kill(os.getpid(), signal.SIGSTOP)
     progress("stand in", 1, 1)
     return StandInExecutor(setup, libraries, links)
+
+
+def standin_parts(mishap: Mishap | None = None) -> RankParts:
+    return RankParts(standin_libraries, standin_executor, (mishap or Mishap(),))
 
 
 class StandInTicket:

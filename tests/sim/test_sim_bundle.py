@@ -15,7 +15,7 @@ from ..bundles import random_prompts
 from ..scale import scaled
 from ..sim_desk import SimDesk, sim_desk
 from .memory import SimError
-from .sim_bundle import SimulatedRank, fence, simulated
+from .sim_bundle import SimulatedRank, fence, kernel_forms, simulated
 from .standin_builds import TINY_LIMITS, tiny_bundle
 
 FEW = replace(TINY_LIMITS, max_rows=2, max_step_tokens=16, row_buckets=(1, 2), token_buckets=(1, 2, 16))
@@ -43,6 +43,13 @@ def test_a_bundle_is_registered_whole(path: Path) -> None:
     assert cubins
     assert all(rank.driver.kernels.at(cubin.read_bytes()) for cubin in cubins)
     assert rank.driver.capability == (12, 0)
+
+
+def test_a_bundle_s_kernels_are_those_that_sizes_alone_tell_of(tmp_path: Path) -> None:
+    """Even where float32 rounds the attention's scale, which is one of their constants."""
+    rank = simulated(tiny_bundle(tmp_path, "rtx", model="qwen3", overrides={"head_dim": 32}, limits=FEW).path)
+    forms = kernel_forms(rank.bundle.manifest, 0, FEW)
+    assert all(forms.keys() == infos.keys() for infos in rank.program.kernels.values())
 
 
 def test_steps_stay_within_their_buffers_in_any_order(path: Path) -> None:
