@@ -76,10 +76,12 @@ class Bridge:
         self._home.call_later(BEAT_SECONDS, self._beat)
         self._loop.start(self)
 
-    async def close(self) -> None:
-        """Stop the loop and release the executor; streams that are open fail."""
+    async def close(self) -> str | None:
+        """Stop the loop and release the executor; streams that are open fail. Tells why the loop failed, if it did."""
         self._is_draining = True
+        trouble = self._loop.trouble()
         await asyncio.to_thread(self._loop.close)
+        return trouble
 
     def submit(self, prompts: Sequence[Prompt], *, salt: str = "", priority: int = 0) -> Stream:
         """Start all choices of one call; they are numbered through, prompt by prompt.

@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ostinato.engines.errors import OstinatoError
+
 from .bridge import Bridge, ClosedError
 from .chunks import Head
 from .wire_errors import HttpError
@@ -27,7 +29,7 @@ class Door:
     """Loads the model on a thread while the server answers already, and closes it at the end."""
 
     def __init__(self, load: Callable[[], Served]) -> None:
-        self.failure: Exception | None = None  # why loading failed
+        self.failure: Exception | None = None  # of loading, or of the model by the time it was closed
         self.created = int(time.time())
         self._load = load
         self._served: Served | None = None
@@ -52,12 +54,21 @@ class Door:
         if self._loading is not None:
             await self._loading
         if self._served is not None:
-            await self._served.bridge.close()
+            try:
+                if (trouble := await self._served.bridge.close()) is not None:
+                    self.failure = OstinatoError(trouble)
+            except OstinatoError as error:
+                self.failure = error
 
     def drain(self, seconds: float) -> None:
         """Take nothing new; what is not done in `seconds` fails. Called on the asyncio thread."""
         if self._served is not None:
             self._served.bridge.drain(seconds)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the model is on its way."""
+        return self._loading is not None and not self._loading.done()
 
     def trouble(self) -> str | None:
         """Why this server should get no calls now, None if it should."""

@@ -98,7 +98,8 @@ class RankProcess:
 def main() -> None:
     descriptor, reports_to, parent = map(int, sys.argv[1:])
     _end_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 says what comes of it
+    for asked in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; rank 0, which may drain, ends this one
+        signal.signal(asked, signal.SIG_IGN)
     reports = Reports(reports_to)
     try:
         setup: RankSetup = pickle.load(sys.stdin.buffer)

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ from .rank import RankSetup
 from .shared_ring import RingWriter
 
 STALL_S = 3.0
+_IDLE_STALLS, _START_STALLS = 3, 20  # times that: for a rank that nobody waits for, and for one that starts
 _TICK_S = 0.05
 _GRACE_S = 0.5  # a rank that dies makes others fail: wait for the death to show before one of those is blamed
 _END_S = 10.0
@@ -88,6 +88,7 @@ class RankWatch:
         self._setups, self._descriptor, self._steps, self._show = setups, descriptor, steps, show
         self.stall_s = STALL_S
         self.links: NcclLinks | None = None  # of rank 0
+        self.is_open = False  # rank 0 is ready, too
         self.pids: tuple[int, ...] = ()
         self._ranks: list[_Rank] = []
         self._verdict = _Verdict()
@@ -135,8 +136,6 @@ class RankWatch:
                     self._ranks.append(rank := self._start(setup))
                     selector.register(rank.reports, selectors.EVENT_READ, rank)
                 self.pids = tuple(rank.process.pid for rank in self._ranks)
-                for rank, setup in zip(self._ranks, self._setups, strict=True):
-                    _tell(rank.process, setup)
                 self._watch(selector)
             except Exception as error:  # not to know how they are is trouble, too
                 logger.critical("the watch of the ranks failed", exc_info=True)
@@ -150,9 +149,13 @@ class RankWatch:
         command = [sys.executable, "-P", "-m", "ostinato.runtime.rank_process"]
         command += [str(self._descriptor), str(reports_to), str(os.getpid())]
         try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=2, pass_fds=(self._descriptor, reports_to)
-            )
+            with os.fdopen(os.memfd_create("ostinato-setup"), "w+b") as told:  # a pipe would wait for its reader
+                pickle.dump(setup, told)
+                told.seek(0)
+                process = subprocess.Popen(command, stdin=told, stdout=2, pass_fds=(self._descriptor, reports_to))
+        except BaseException:
+            os.close(reports)
+            raise
         finally:
             os.close(reports_to)
         return _Rank(setup.rank, process, reports)
@@ -209,7 +212,7 @@ class RankWatch:
             verdict.decide(DeviceError(f"the ranks did not end within {_END_S:g} s: {_ADVICE}"))
 
     def _stalled(self, passed: float) -> str | None:
-        """Which rank has work and does not get on, if one does; one that does not even beat is named first."""
+        """Which rank does not get on with its work, or does not run; one that does not even beat is named first."""
         stuck: list[_Rank] = []
         for rank in self._ranks:
             beats, num_read = self._steps.ring.beats(rank.number - 1), self._steps.ring.num_read(rank.number - 1)
@@ -218,19 +221,22 @@ class RankWatch:
             rank.work_age = 0.0 if num_read != rank.num_read or not has_work else rank.work_age + passed
             rank.beats, rank.num_read = beats, num_read
             is_still = rank.beat_age > self.stall_s and rank.work_age > _GRACE_S
-            if has_work and (is_still or rank.work_age > self.stall_s):
+            patience_s = self.stall_s * (_IDLE_STALLS if rank.is_ready else _START_STALLS)
+            if (is_still or rank.work_age > self.stall_s or rank.beat_age > patience_s) and not rank.has_ended:
                 stuck.append(rank)
         if not stuck:
             return None
         worst = max(stuck, key=lambda rank: rank.beat_age)
-        what = "has not run" if worst.beat_age > self.stall_s / 2 else "has got no further with a step"
-        return f"rank {worst.number} {what} for {self.stall_s:g} s: {_ADVICE}"
+        if worst.beat_age > self.stall_s / 2:
+            return f"rank {worst.number} has not run for {worst.beat_age:.1f} s: {_ADVICE}"
+        return f"rank {worst.number} has got no further with a step for {self.stall_s:g} s: {_ADVICE}"
 
     def _finish(self) -> None:
         """Let go of what waits for a rank, end every one, and collect them."""
         error = self._verdict.error
         if error is not None:
-            logger.critical("the model can't go on: %s", error)
+            if self.is_open:  # else whoever opens the model is told
+                logger.critical("the model can't go on: %s", error)
             self._kill()
             if self.links is not None:
                 try:
@@ -248,12 +254,6 @@ class RankWatch:
     def _kill(self) -> None:
         for rank in self._ranks:
             rank.process.kill()
-
-
-def _tell(process: subprocess.Popen[bytes], setup: RankSetup) -> None:
-    assert process.stdin is not None
-    with suppress(BrokenPipeError), process.stdin as pipe:  # its end shows elsewhere
-        pipe.write(pickle.dumps(setup))
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> str:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from ostinato.engines.bundle import Bundle
-from ostinato.engines.errors import OstinatoError
+from ostinato.engines.errors import DeviceError, OstinatoError
 from ostinato.engines.sizes import Limits
 from ostinato.plugins.sampling_rows import I32, Sampled
 
 from .batch import Batch
 from .batch_bytes import batch_bytes, sampled_from, table_bytes
 from .executor import Executor, StepRules, Ticket
+from .graphs import Coverage
 from .libraries import Libraries
 from .nccl import NcclLinks, nccl_bindings, unique_ids
 from .progress import Show
@@ -94,36 +96,47 @@ class RanksExecutor:
         error = self._watch.error
         return str(error) if error is not None else self._own.trouble if self._own is not None else None
 
+    @property
+    def coverage(self) -> Coverage | None:
+        """What rank 0 replayed; the others replay the same."""
+        return getattr(self._own, "coverage", None)
+
     def run(self, batch: Batch) -> RanksTicket:
         assert self._own is not None
         self._watch.raise_error()
-        number, self._number = self._number, self._number + 1
-        self._steps.put(STEP, number, batch_bytes(batch), self._watch.raise_error)
-        try:
+        content = batch_bytes(batch)
+        with self._together():
+            number, self._number = self._number, self._number + 1
+            self._steps.put(STEP, number, content, self._watch.raise_error)
             return RanksTicket(self, number, self._own.run(batch))
-        except Exception as error:  # the others have launched it
-            raise self._failed(error) from error
 
     def sample(self, number: int, own: Ticket, masks: I32) -> None:
-        self._steps.put(MASKS, number, table_bytes(masks), self._watch.raise_error)
-        try:
+        with self._together():
+            self._steps.put(MASKS, number, table_bytes(masks), self._watch.raise_error)
             own.sample(masks)
-        except Exception as error:
-            raise self._failed(error) from error
 
     def wait(self, number: int, own: Ticket) -> Sampled:
-        self._steps.put(WAIT, number, b"", self._watch.raise_error)
+        """Ctrl-C while this waits does no harm: all ranks end the step, whoever takes what it gives."""
+        with self._together():
+            self._steps.put(WAIT, number, b"", self._watch.raise_error)
         try:
             sampled = own.wait()
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._watch.failed(error) from error
         if self._results is not None:
-            message = self._results.take(self._watch.raise_error)
-            assert message.number == number, f"the result of step {message.number} is taken for that of {number}"
-            sampled = sampled_from(message.words)
-            self._results.let_go()
+            sampled = self._result(self._results, number)
         self._watch.raise_error()  # what an aborted sum gave counts for nothing
         return sampled
+
+    def _result(self, results: RingReader, number: int) -> Sampled:
+        """Of this step; what nobody took before is passed over."""
+        while True:
+            message = results.take(self._watch.raise_error)
+            assert message.number <= number, f"the result of step {message.number} comes before that of {number}"
+            found = sampled_from(message.words) if message.number == number else None
+            results.let_go()
+            if found is not None:
+                return found
 
     def close(self) -> None:
         """End every rank; again does nothing."""
@@ -148,8 +161,9 @@ class RanksExecutor:
             self._own = setup.executor(libraries, self._links, progress)
             assert self._own.rules.num_in_flight <= num_in_flight(setup.shards), "the rings are too small"
             wait_until(self._watch.is_ready, self._watch.raise_error)
+            self._watch.is_open = True
         except BaseException as error:
-            failure = self._failed(error) if isinstance(error, Exception) else error
+            failure = self._watch.failed(error) if isinstance(error, Exception) else error
             self._is_closed = True
             self._watch.close(is_orderly=False)
             with suppress(OstinatoError):
@@ -162,8 +176,16 @@ class RanksExecutor:
         if self._links is not None:
             self._links.close()
 
-    def _failed(self, error: Exception) -> OstinatoError:
-        return self._watch.failed(error)
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """A call that only some ranks made, be it that Ctrl-C cut it short, ends all: each waits for the others."""
+        try:
+            yield
+        except Exception as error:
+            raise self._watch.failed(error) from error
+        except BaseException:
+            self._watch.failed(DeviceError("a step was interrupted: restart"))
+            raise
 
     def _one_at_a_time(self, progress: Show) -> Show:
         """Ranks get ready at the same time, and one line is shown."""

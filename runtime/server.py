@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -85,9 +86,11 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at first, give up on what runs at a second Ctrl-C. (uvicorn itself would die of the signal.)"""
+        """Drain at first, give up on what runs or loads at a second Ctrl-C. (uvicorn itself would die of it.)"""
         is_second = self.should_exit
         self.should_exit = True
+        if is_second and self._door.is_loading:  # which nobody can stop: ranks may wait for each other without an end
+            os._exit(128 + sig)
         if self._home is not None and (not is_second or sig == signal.SIGINT):
             self._home.call_soon_threadsafe(self._door.drain, 0.0 if is_second else DRAIN_SECONDS)
 
@@ -96,7 +99,7 @@ class Server(uvicorn.Server):
 
 
 def run(app: FastAPI, host: str, port: int) -> None:
-    """Serve until SIGTERM or Ctrl-C, then let running calls end. Raises what kept the model from loading."""
+    """Serve until SIGTERM or Ctrl-C, then let running calls end. Raises what the model failed of."""
     door: Door = app.state.door
     with _listen(host, port) as listener:
         logger.info("listening on %s port %d, Ctrl-C stops", *listener.getsockname()[:2])

@@ -1,10 +1,7 @@
-"""Bundles of two ranks in processes of their own, on simulated GPUs: the tokens of one rank, and what a death does."""
+"""Bundles of two ranks in processes of their own, on simulated GPUs: the tokens of one rank."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +21,7 @@ from tests.sim.sim_bundle import simulated
 from tests.sim.standin_builds import tiny_bundle
 from tests.sim_desk import Parity, silent, sim_desk
 
-from .test_ranks import ROOT, closing, eventually
+from .test_ranks import ROOT, closing
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -93,37 +90,3 @@ def test_ranks_say_what_one_says(tmp_path: Path, wanted: list[list[int]], target
         requests = all_requests()
         assert outputs(requests, desk.run(requests)) == wanted
         assert ranks.trouble is None
-
-
-class Sink:
-    """What a server would hear."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.has_first, self.has_ended = threading.Event(), threading.Event()
-
-    def emit(self, events: list[Event]) -> None:
-        self.events += events
-        self.has_first.set()
-
-    def ended(self) -> None:
-        self.has_ended.set()
-
-
-def test_death_of_a_rank_ends_every_request_and_the_server_is_not_ready(tmp_path: Path) -> None:
-    desk, sink = Desk(tmp_path, "rtx", Shards(2, 1)), Sink()
-    with closing(desk.executor) as ranks:
-        desk.loop.start(sink)
-        for request in all_requests():
-            desk.loop.submit(request)
-        assert sink.has_first.wait(30)
-        os.kill(ranks.pids[0], signal.SIGKILL)
-        assert eventually(lambda: len({one.request_id for one in sink.events if one.finish is not None}) == 5)
-        trouble = desk.loop.trouble()
-        assert trouble is not None
-        assert "rank 1 was killed by SIGKILL" in trouble
-        (late, *_) = all_requests()
-        late.id = 99
-        desk.loop.submit(late)
-        assert eventually(lambda: any(event.request_id == 99 for event in sink.events))
-        desk.loop.stop()

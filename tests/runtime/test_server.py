@@ -620,6 +620,28 @@ run(create_app(lambda: Served(MODEL, bridge)), "127.0.0.1", int(sys.argv[2]))
 """
 
 
+HUNG_PROCESS = """
+import sys, time
+from ostinato.runtime.server import create_app, run
+run(create_app(lambda: time.sleep(1000)), "127.0.0.1", int(sys.argv[1]))
+"""
+
+
+def test_a_second_ctrl_c_ends_a_process_whose_loading_hangs() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-c", HUNG_PROCESS, str(port)]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            for signalled_at in ("Application startup complete", "Waiting for application shutdown"):
+                assert any(signalled_at in line for line in process.stderr)
+                process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_SECONDS) == 130
+        finally:
+            process.kill()
+
+
 def test_a_process_that_is_told_to_end_lets_its_streams_end_and_exits_with_0(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 from ostinato.engines.bundle import open_bundle
+from ostinato.engines.errors import OstinatoError
 from ostinato.engines.recipe import GPU_TARGETS
+from ostinato.runtime import ranks
 from ostinato.runtime.config import add_arguments, config_from_args
 from ostinato.runtime.libraries import REAL
+from ostinato.runtime.rank import RankParts
 from ostinato.runtime.server import serve
 
+from .rank_libraries import SIMULATED_PARTS
 from .sim_bundle import simulated
 
+ROOT = Path(__file__).parent.parent.parent
 
-def main(argv: list[str]) -> int:
+
+def main(argv: list[str], parts: RankParts = SIMULATED_PARTS) -> int:
+    """`parts`: of the ranks of a bundle that has several."""
     parser = argparse.ArgumentParser()
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--port", type=int, required=True)
@@ -25,7 +35,13 @@ def main(argv: list[str]) -> int:
     manifest = open_bundle(args.bundle, verify_digests=False).manifest
     if manifest.target in GPU_TARGETS:
         libraries = simulated(args.bundle, limits=config.limits(manifest)).libraries()
-    return serve(args.bundle, config, "127.0.0.1", args.port, libraries)
+    os.environ["PYTHONPATH"] = str(ROOT)  # the other ranks' processes find these tests by it
+    with mock.patch.object(ranks, "RanksExecutor", partial(ranks.RanksExecutor, parts=parts)):
+        try:
+            return serve(args.bundle, config, "127.0.0.1", args.port, libraries)
+        except OstinatoError as error:  # as the command does
+            print(f"ostinato serve: {error}", file=sys.stderr)
+            return 2
 
 
 if __name__ == "__main__":
