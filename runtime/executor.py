@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ostinato.plugins.sampling_rows import I32, Sampled
 
 from .batch import Batch
+from .graphs import Coverage
 
 LogitsObserver = Callable[[NDArray[np.float32]], None]  # sees [num_sampled, V] of each step; the array is reused
 
@@ -55,6 +56,11 @@ class Executor(Protocol):
     @property
     def trouble(self) -> str | None:
         """Why it will never run a step again, or None. May be read from any thread."""
+        ...
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """What it replayed so far; None if it does not replay."""
         ...
 
     def run(self, batch: Batch) -> Ticket:

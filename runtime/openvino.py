@@ -66,6 +66,8 @@ class OpenVINOExecutor:
         self._sampler = HostSampler(bundle.manifest.sizes.vocab_size, num_threads)
         self._bind_caches(compiled)
 
+    coverage = None  # it compiles at start and replays nothing
+
     @property
     def trouble(self) -> None:
         """None ever: a step that fails tells nothing of the next."""

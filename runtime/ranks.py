@@ -99,7 +99,7 @@ class RanksExecutor:
     @property
     def coverage(self) -> Coverage | None:
         """What rank 0 replayed; the others replay the same."""
-        return getattr(self._own, "coverage", None)
+        return None if self._own is None else self._own.coverage
 
     def run(self, batch: Batch) -> RanksTicket:
         assert self._own is not None

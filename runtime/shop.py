@@ -75,7 +75,7 @@ def open_shop(
     packer = Packer(limits, bundle.manifest.sizes.vocab_size, executor.rules)
     loop = Loop(Scheduler(limits, pages, executor.rules), packer, executor)
     intake = Intake.for_bundle(bundle.manifest, limits)
-    return Shop(bundle, limits, tokenizer, intake, loop, getattr(executor, "coverage", None))
+    return Shop(bundle, limits, tokenizer, intake, loop, executor.coverage)
 
 
 def _check(bundle: Bundle, config: RuntimeConfig, libraries: Libraries) -> Limits:

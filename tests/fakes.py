@@ -69,6 +69,7 @@ class PosLM:
     """
 
     trouble: str | None = None
+    coverage = None
 
     def __init__(self, limits: Limits, vocab_size: int, spread: float = 4.0) -> None:
         self.rules = bucket_rules(limits)
@@ -115,6 +116,7 @@ class ScriptedLM:
     """The same raw logits for every row, by step; a repeated last line when the script is over."""
 
     trouble: str | None = None
+    coverage = None
 
     def __init__(self, script: Sequence[Iterable[float]]) -> None:
         self.rules = StepRules([0] * MANY_ROWS)

@@ -55,6 +55,7 @@ class LaggingLM:
         assert rules.keeps_state
         self.rules = rules
         self.trouble: str | None = None
+        self.coverage = None
         self.log: list[tuple[str, int]] = []
         self.faults: dict[tuple[str, int], BaseException] = {}
         self.batches: list[Batch] = []

@@ -46,6 +46,7 @@ class TapeLM:
     def __init__(self, tape: bytes, start: int) -> None:
         self.rules = StepRules([0] * MANY_ROWS)
         self.trouble: str | None = None
+        self.coverage = None
         self._tape = tape
         self._start = start
 
@@ -70,6 +71,7 @@ class GatedLM:
         self._begun = threading.Semaphore(0)
         self.rules = inner.rules
         self.trouble: str | None = None
+        self.coverage = None
 
     def run(self, batch: Batch) -> Ticket:
         self.batches.append(batch)
@@ -108,6 +110,7 @@ class FaultyLM:
         self.is_bad = False
         self.rules = inner.rules
         self.trouble: str | None = None
+        self.coverage = None
         self._inner = inner
         self._error = error
 

@@ -11,6 +11,7 @@ from ostinato.engines.errors import DeviceError
 from ostinato.plugins.sampling_rows import I32, Sampled
 from ostinato.runtime.batch import Batch
 from ostinato.runtime.executor import Executor, StepRules, Ticket
+from ostinato.runtime.graphs import Coverage
 
 T = TypeVar("T")
 
@@ -30,6 +31,10 @@ class Kept:
     @property
     def trouble(self) -> str | None:
         return self._inner.trouble
+
+    @property
+    def coverage(self) -> Coverage | None:
+        return self._inner.coverage
 
     def run(self, batch: Batch) -> KeptTicket:
         return KeptTicket(self, self.watch(lambda: self._inner.run(batch)))

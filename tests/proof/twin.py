@@ -15,6 +15,7 @@ class Twin:
     """`first` runs as the loop asks; `second` runs a step when it is waited for. `live_counts`: of decode steps."""
 
     trouble: str | None = None
+    coverage = None
 
     def __init__(self, first: Executor, second: Executor) -> None:
         self._first, self._second = first, second

@@ -61,6 +61,7 @@ class Stages:
     """Both stages as one executor, one after the other."""
 
     trouble = None
+    coverage = None
 
     def __init__(self, first: CudaExecutor, last: CudaExecutor) -> None:
         self._first, self._last = first, last

@@ -75,6 +75,7 @@ class StandInExecutor:
         count = num_in_flight(setup.shards)
         self.rules = StepRules((0,) * (_ROWS + 1), count, feeds_tokens=stages == 1, keeps_state=True)
         self.trouble: str | None = None
+        self.coverage = None
         self._driver: SimDriver = libraries.driver
         self._device = Device(setup.rank, libraries.driver, clock=libraries.clock, sleep=libraries.sleep)
         self._stream = self._device.stream()
