@@ -14,6 +14,7 @@ from cuda.bindings.driver import CUresult
 
 from ostinato.engines.sizes import Limits
 from ostinato.runtime.batch import Packer
+from ostinato.runtime.garbage import settle_garbage
 from ostinato.runtime.loop import Loop
 from ostinato.runtime.pages import Pages
 from ostinato.runtime.scheduler import Scheduler
@@ -92,15 +93,17 @@ def null_desk(bundle: Path) -> Iterator[tuple[SimDesk, TimedDriver]]:
     _empty(rank)
     driver = TimedDriver(rank.driver)
     desk = open_desk(rank, is_strict=True, libraries=replace(rank.libraries(), driver=driver))
+    _empty_graphs(rank.driver)
     packer = Packer(desk.limits, rank.bundle.manifest.sizes.vocab_size, desk.executor.rules)
     scheduler = Scheduler(desk.limits, Pages(desk.limits), desk.executor.rules)
     desk.loop = Loop(scheduler, packer, desk.executor, clock=driver.host_clock)
-    gc.collect()
-    gc.freeze()  # the builder's modules are no part of a server
+    thresholds = gc.get_threshold()
+    settle_garbage()  # as a server does
     try:
         yield desk, driver
     finally:
         gc.unfreeze()
+        gc.set_threshold(*thresholds)
         desk.executor.close()
 
 
@@ -114,6 +117,15 @@ def _empty(rank: SimulatedRank) -> None:
         spec = rank.tensorrt.spec(image)
         assert spec is not None
         rank.tensorrt.register(image, replace(spec, compute=_nothing))
+
+
+def _empty_graphs(driver: SimDriver) -> None:
+    """Leave of every graph what writes the tokens: walking through the rest would drive the host out of its caches,
+    as no device does.
+    """
+    for (kind, _), thing in driver.live.items():
+        if kind == "ready graph":
+            thing.nodes = tuple(node for node in thing.nodes if node.what.startswith("draw_tokens"))
 
 
 def _draw(memory: DeviceMemory, grid: Grid, pointers: tuple[int, ...]) -> None:

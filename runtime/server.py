@@ -22,6 +22,7 @@ from ostinato.engines.errors import OstinatoError
 from .bridge import Bridge
 from .config import RuntimeConfig
 from .door import Door, Served
+from .garbage import settle_garbage
 from .libraries import REAL, Libraries
 from .metrics import Metrics
 from .progress import loading
@@ -150,6 +151,7 @@ def serve(bundle: Path, config: RuntimeConfig, host: str, port: int, libraries: 
         metrics = Metrics()
         if shop.coverage is not None:
             metrics.watch_graphs(shop.coverage)
+        settle_garbage()
         return Served(shop.bundle.manifest.name, Bridge(shop.loop, shop.intake, shop.tokenizer, metrics))
 
     run(create_app(load), host, port)
