@@ -46,15 +46,15 @@ def measure(llm: LLM, times: list[StepTimes], rows: int, context: int, steps: in
 
 
 def print_rows(results: list[dict[str, Any]], title: str) -> None:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=f"{title}; milliseconds a step", title_justify="left")
     for column in (
         "rows",
         "context",
-        "step ms",
-        "executor ms",
-        "plan ms",
-        "pack ms",
-        "commit ms",
+        "step",
+        "device",
+        "plan",
+        "pack",
+        "commit",
         "python",
         "tokens/s",
     ):

@@ -22,7 +22,7 @@ from typing import Any
 from gate_measure import Askable, Measured, Plan, Shape, measure
 from gate_report import print_table, save
 from gate_side import CHILD, GateError, SideProcess, Source
-from machine import RESULTS
+from machine import OUT
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -88,7 +88,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cores", help="such as 0,1: both sides run on these (default: all)")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="what a step is timed by")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of latency_gate.json and .png")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of latency_gate.json and .png")
     args = parser.parse_args(arguments)
     for name in ("budget", "minutes", "pairs", "rows", "burst", "words"):
         if getattr(args, name) <= 0:

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+OUT = Path(__file__).parent.parent / "build" / "benchmarks"  # records worth keeping are copied to results/
 
 
 def machine() -> dict[str, Any]:
@@ -30,7 +30,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def save_result(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
+def save_result(name: str, result: dict[str, Any], folder: Path = OUT) -> Path:
     """Write `NAME.json` with machine, date and the exact command."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"

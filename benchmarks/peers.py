@@ -1,7 +1,7 @@
 """ostinato beside its peers on one machine, one model and one set of prompts; run by hand, offline.
 
     python benchmarks/peers.py --setup                     environments and models under .peers/ (once)
-    python benchmarks/peers.py --bundle engines/store/NAME print the table, write benchmarks/results/peers.json
+    python benchmarks/peers.py --bundle engines/store/NAME print the table, write build/benchmarks/peers.json
 
 Every engine is a process of its own, loaded once. Rounds are interleaved: each shape goes round all engines before the
 next one, and an engine is frozen (SIGSTOP) while it is not its turn. One measure for all, from the outside: token ids
@@ -80,7 +80,7 @@ def parse_args() -> tuple[Settings, bool]:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--lock", type=Path, help="hold this file's lock around each timed call")
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "peers.json")
+    parser.add_argument("--output", type=Path, default=HERE.parent / "build" / "benchmarks" / "peers.json")
     args = parser.parse_args()
     peers = [name for name in args.peers.split(",") if name]
     if unknown := set(peers) - set(ALL_PEERS):

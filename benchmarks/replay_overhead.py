@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import RESULTS, save_result
+from machine import OUT, save_result
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -136,7 +136,7 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--bundle", type=Path, help="a bundle that `null_device` built before (default: build one)")
     parser.add_argument("--profile", action="store_true", help="show where the largest bucket's time goes, by function")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of replay_overhead.json and .png")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of replay_overhead.json and .png")
     return parser.parse_args(arguments)
 
 

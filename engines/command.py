@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 
 from .errors import OstinatoError
 
 GROUP = "ostinato.commands"
+_TELLS = {
+    "build": "make a bundle from a recipe",
+    "verify": "compare a bundle with transformers",
+    "inspect": "show what is in a bundle",
+    "diff": "show what two bundles differ in",
+    "plan": "say whether a recipe fits a GPU, and how fast a step can be",
+    "kernels": "compile the GPU kernels, and show what each takes",
+    "generate": "complete prompts",
+    "chat": "talk to a bundle in the terminal",
+    "serve": "serve a bundle over the OpenAI API",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -16,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = {point.name: point for point in entry_points(group=GROUP)}
     if not argv or argv[0] not in commands:
         asked_for_help = bool(argv) and argv[0] in ("-h", "--help")
-        print(f"usage: ostinato {{{','.join(sorted(commands))}}} …", file=sys.stdout if asked_for_help else sys.stderr)
+        print(_usage(commands), file=sys.stdout if asked_for_help else sys.stderr)
         return 0 if asked_for_help else 2
     try:
         return int(commands[argv[0]].load()(argv[1:]))
@@ -37,3 +49,10 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 2
+
+
+def _usage(commands: Iterable[str]) -> str:
+    """The commands in the order in which one meets them, then those that others have added."""
+    ordered = [*(name for name in _TELLS if name in commands), *sorted(set(commands) - _TELLS.keys())]
+    lines = [f"  {name:10}{_TELLS.get(name, '')}".rstrip() for name in ordered]
+    return "\n".join(["usage: ostinato COMMAND …", "", *lines, "", "ostinato COMMAND --help tells more."])

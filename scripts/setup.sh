@@ -10,7 +10,7 @@ python=${1:-python3}
 # One line a package: what pip is at, without its chatter about what is already there.
 show() { awk '/^(Collecting|Downloading|Installing|ERROR|error)/ { print "  " substr($0, 1, 100); fflush() }'; }
 
-echo "setup: environment in .venv (about 2 GB; two to four minutes the first time)"
+echo "setup: environment in .venv (about 3 GB; two to four minutes the first time)"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 pip=(.venv/bin/python -m pip install --disable-pip-version-check --no-input -c constraints.txt)
 "${pip[@]}" setuptools pip 2>&1 | show

@@ -20,7 +20,7 @@ os.environ["PYTHONPATH"] = str(ROOT / "benchmarks")  # where the planted child f
 from gate_measure import Plan, Shape  # noqa: E402
 from gate_side import CHILD, GateError, Source  # noqa: E402
 from latency_gate import run_gate  # noqa: E402
-from machine import RESULTS, save_result  # noqa: E402
+from machine import OUT, save_result  # noqa: E402
 
 SLOW = Path(__file__).resolve().parent / "slow_side.py"
 WANTED = {"same": "pass", "slow": "regression"}
@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument("--core", type=int, default=0)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu")
     parser.add_argument("--rev", default="")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     done: list[dict[str, Any]] = []
     for seed in range(args.repeats):
