@@ -99,7 +99,7 @@ def test_server_of_two_ranks_tells_what_it_replayed_and_how_it_failed(tmp_path: 
         assert "rank 1 was killed by SIGKILL" in late.text
         code, errors = server.end()
     assert code != 0
-    assert errors.splitlines()[-1].startswith("ostinato serve: rank 1 was killed by SIGKILL")
+    assert "\nostinato serve: rank 1 was killed by SIGKILL" in errors  # libraries may have a last word at exit
 
 
 @only_in_a_soak
