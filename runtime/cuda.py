@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ostinato.engines.errors import DeviceError
 from ostinato.plugins.cubin import cuda_driver
 
-from .cuda_call import ask, check, refusal
+from .cuda_call import ask, check, name_and_capability, refusal
 
 WAIT_LIMIT_S = 30.0  # no step takes that long: what does is hung
 _SPIN_S, _NAP_S = 200e-6, 50e-6  # poll at once for a moment, then let other threads run
@@ -57,16 +57,7 @@ class Device:
         (version,) = self.check("ask for the driver's version", driver.cuDriverGetVersion)
         self.driver_version = (version // 1000, version % 1000 // 10)  # the CUDA version that it serves
         (self._device,) = self.check(f"find GPU {ordinal}", driver.cuDeviceGet, ordinal)
-        (name,) = self.check("ask for the GPU's name", driver.cuDeviceGetName, 128, self._device)
-        self.name: str = name.split(b"\0")[0].decode()
-        kinds = driver.CUdevice_attribute
-        self.compute_capability = ".".join(
-            str(self.check("ask for the compute capability", driver.cuDeviceGetAttribute, kind, self._device)[0])
-            for kind in (
-                kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-            )
-        )
+        self.name, self.compute_capability = name_and_capability(driver, self._device)
         (self._context,) = self.check(f"use {self.name}", driver.cuDevicePrimaryCtxRetain, self._device)
         try:
             self.make_current()

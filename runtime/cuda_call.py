@@ -47,3 +47,15 @@ def refusal(driver: Any, what: str, call: str, status: Any) -> DeviceError:
     explanation = "no explanation" if int(failed) or not text else text.decode()
     advice = _ADVICE.get(status.name, "see nvidia-smi, and that the bundle fits this machine (ostinato inspect)")
     return DeviceError(f"can't {what}: {call} returned {status.name} ({int(status)}, {explanation}): {advice}")
+
+
+def name_and_capability(driver: Any, device: Any) -> tuple[str, str]:
+    """A GPU's name and compute capability, such as "9.0"."""
+    (name,) = check(driver, "ask for the GPU's name", driver.cuDeviceGetName, 128, device)
+    kinds, ask_for = driver.CUdevice_attribute, "ask for the compute capability"
+    both = (
+        kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    )
+    numbers = (check(driver, ask_for, driver.cuDeviceGetAttribute, kind, device)[0] for kind in both)
+    return name.split(b"\0")[0].decode(), ".".join(map(str, numbers))

@@ -6,14 +6,13 @@ import logging
 import platform
 import re
 from pathlib import Path
-from typing import Any
 
 from ostinato.engines.errors import DeviceError
 from ostinato.engines.fit import MINIMUM_DRIVER, Machine
 from ostinato.plugins.cubin import cuda_driver
 from ostinato.plugins.source_digest import source_digest
 
-from .cuda_call import check
+from .cuda_call import check, name_and_capability
 from .libraries import Libraries
 from .trt import load_tensorrt
 
@@ -46,22 +45,11 @@ def _gpu(libraries: Libraries, ordinal: int, version_file: Path) -> tuple[str | 
         driver_version = _driver_version(cuda, version_file)
         check(driver, "start CUDA", driver.cuInit, 0)
         (device,) = check(driver, f"find GPU {ordinal}", driver.cuDeviceGet, ordinal)
-        (name,) = check(driver, "ask for the GPU's name", driver.cuDeviceGetName, 128, device)
-        return name.split(b"\0")[0].decode(), _capability(driver, device), driver_version
+        return *name_and_capability(driver, device), driver_version
     except DeviceError as error:
         if driver_version is not None:  # else the library that is missing says nothing of interest
             logger.warning("no GPU can be used: %s", error)
         return None, None, driver_version
-
-
-def _capability(driver: Any, device: Any) -> str:
-    kinds = driver.CUdevice_attribute
-    both = (
-        kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-        kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    )
-    ask = "ask for the compute capability"
-    return ".".join(str(check(driver, ask, driver.cuDeviceGetAttribute, kind, device)[0]) for kind in both)
 
 
 def _driver_version(cuda: int, version_file: Path) -> str:

@@ -84,9 +84,11 @@ class RankWatch:
     The children live as long as this thread: the system kills them when it ends, however that is.
     """
 
-    def __init__(self, setups: Sequence[RankSetup], descriptor: int, steps: RingWriter, show: Show) -> None:
+    def __init__(
+        self, setups: Sequence[RankSetup], descriptor: int, steps: RingWriter, show: Show, stall_s: float
+    ) -> None:
         self._setups, self._descriptor, self._steps, self._show = setups, descriptor, steps, show
-        self.stall_s = STALL_S
+        self._stall_s = stall_s
         self.links: NcclLinks | None = None  # of rank 0
         self.is_open = False  # rank 0 is ready, too
         self.pids: tuple[int, ...] = ()
@@ -220,16 +222,16 @@ class RankWatch:
             has_work = self._is_ready.is_set() and num_read < self._steps.num_written
             rank.work_age = 0.0 if num_read != rank.num_read or not has_work else rank.work_age + passed
             rank.beats, rank.num_read = beats, num_read
-            is_still = rank.beat_age > self.stall_s and rank.work_age > _GRACE_S
-            patience_s = self.stall_s * (_IDLE_STALLS if rank.is_ready else _START_STALLS)
-            if (is_still or rank.work_age > self.stall_s or rank.beat_age > patience_s) and not rank.has_ended:
+            is_still = rank.beat_age > self._stall_s and rank.work_age > _GRACE_S
+            patience_s = self._stall_s * (_IDLE_STALLS if rank.is_ready else _START_STALLS)
+            if (is_still or rank.work_age > self._stall_s or rank.beat_age > patience_s) and not rank.has_ended:
                 stuck.append(rank)
         if not stuck:
             return None
         worst = max(stuck, key=lambda rank: rank.beat_age)
-        if worst.beat_age > self.stall_s / 2:
+        if worst.beat_age > self._stall_s / 2:
             return f"rank {worst.number} has not run for {worst.beat_age:.1f} s: {_ADVICE}"
-        return f"rank {worst.number} has got no further with a step for {self.stall_s:g} s: {_ADVICE}"
+        return f"rank {worst.number} has got no further with a step for {self._stall_s:g} s: {_ADVICE}"
 
     def _finish(self) -> None:
         """Let go of what waits for a rank, end every one, and collect them."""

@@ -72,8 +72,7 @@ class RanksExecutor:
             self._results = None if rings.results is None else RingReader(rings.results, 0)
             self._show_lock = threading.Lock()
             setups = [replace(setup, rank=rank) for rank in range(1, shards.num_ranks)]
-            self._watch = RankWatch(setups, descriptor, self._steps, self._one_at_a_time(progress))
-            self._watch.stall_s = stall_s
+            self._watch = RankWatch(setups, descriptor, self._steps, self._one_at_a_time(progress), stall_s)
             self._number, self._is_closed = 0, False
             self._links: NcclLinks | None = None
             self._own: Executor | None = None

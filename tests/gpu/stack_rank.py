@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 from ostinato.engines.program import StepShape
@@ -15,11 +15,14 @@ from ostinato.runtime.step_layout import step_layout
 from .gpu import Gpu
 from .stack_layers import Cuts, Layers
 from .stack_program import StackSizes, stack_program
-from .stack_steps import Arrays, StackStep
+from .stack_steps import StackStep
+from .steps_in_flight import StepsInFlight, silent
 
 
-class StackRank:
+class StackRank(StepsInFlight[StackStep]):
     """Ready to run its step shapes, sealed. `captures`: False runs every step eagerly. `num_slots`: steps in flight."""
+
+    poisoned = ("cut", "scratch")  # the tokens that are fed lie in the output
 
     def __init__(self, gpu: Gpu, stack: StackSizes, *, captures: bool, num_slots: int = 2) -> None:
         self._gpu, self.stack = gpu, stack
@@ -36,7 +39,7 @@ class StackRank:
             self.buffers.clear(self.stream)
             self.graphs = Graphs(self.stream, self.record, is_strict=captures)
             if captures:
-                self.graphs.capture(stack.shapes, _silent)
+                self.graphs.capture(stack.shapes, silent)
                 self.buffers.clear(self.stream)
             else:
                 for shape in stack.shapes:  # torch and cuBLAS load and allocate in the first runs
@@ -61,32 +64,6 @@ class StackRank:
             gpu.submit(stream, partial(self._after, layer, cuts))
         gpu.submit(stream, partial(self._head, cuts))
         gpu.launch(self.stack.sampling_launches(shape), {**addresses, "counts_out": addresses["counts"]}, stream)
-
-    def run(self, steps: Sequence[StackStep]) -> list[Arrays]:
-        """All of them, as many in flight as there are slots; passing memory is poison before each."""
-        count, results = len(self.buffers.slots), []
-        for number in range(len(steps)):
-            if number >= count:
-                results.append(self.finish(steps, number - count))
-            self.start(steps, number, poisons=True)
-        return results + [self.finish(steps, number) for number in range(len(results), len(steps))]
-
-    def start(self, steps: Sequence[StackStep], number: int, *, poisons: bool = False) -> None:
-        step, slot = steps[number], self.buffers.slots[number % len(self.buffers.slots)]
-        for name, array in slot.fill(step.shape).items():
-            array[...] = step.inputs[name]
-        slot.upload(self.stream, step.shape)
-        for kind in ("cut", "scratch") if poisons else ():
-            self.stream.fill(self.buffers.address(kind), 0xFF, self.layout.num_bytes(kind))
-        self.graphs.run(step.shape, step.live_tokens)
-        slot.download(self.stream, step.shape)
-
-    def finish(self, steps: Sequence[StackStep], number: int) -> Arrays:
-        step, slot = steps[number], self.buffers.slots[number % len(self.buffers.slots)]
-        return {name: array[: step.live_rows].copy() for name, array in slot.wait(step.shape).items()}
-
-    def close(self) -> None:
-        self.device.close()
 
     # `_layers` is made on the stream, so these look it up when they run.
     def _make_layers(self) -> None:
@@ -131,7 +108,3 @@ class StackRank:
             for name in ("input_ids", "logits_indices")
         )
         return Cuts(ids, indices, **views)
-
-
-def _silent(what: str, done: int, total: int) -> None:
-    pass

@@ -26,6 +26,7 @@ class StackStep:
     inputs: Mapping[str, NDArray[Any]]
     live_tokens: int
     live_rows: int
+    mask_lines: int = 0  # every row may give all
 
 
 def random_steps(stack: StackSizes, seed: int, count: int, shapes: Sequence[StepShape] = ()) -> list[StackStep]:

@@ -15,15 +15,15 @@ from ostinato.runtime.cuda import Stream
 from ostinato.runtime.device_weights import upload_weights
 from ostinato.runtime.graphs import Graphs
 from ostinato.runtime.step_layout import step_layout
-from tests.sim.toy import BUFFERS, KERNELS, LIMITS, SHAPES, SIZES, Arrays, D, ToyStep, V, W, toy_program
+from tests.sim.toy import BUFFERS, KERNELS, LIMITS, SHAPES, SIZES, D, ToyStep, V, W, toy_program
 
 from .gpu import Gpu
+from .steps_in_flight import StepsInFlight, silent
 
 _CONSTANTS: dict[str, dict[str, Constant]] = {
     "embed": {"width": D}, "weigh": {"vocab": V}, "pick": {"vocab": V, "words": W},
 }  # fmt: skip
 _ARGUMENTS = {"cache": "cache.0", "hidden": "cut_0", "partial": "toy.partial"}
-POISONED = ("cut", "scratch", "output")  # nothing of these may outlive a step
 
 
 def toy_launches(shape: StepShape) -> Iterator[Launch]:
@@ -36,8 +36,10 @@ def toy_launches(shape: StepShape) -> Iterator[Launch]:
         yield Launch(spec, (shape.tokens if name == "embed" else shape.rows, 1, 1))
 
 
-class GpuToyRank:
+class GpuToyRank(StepsInFlight[ToyStep]):
     """Its memory, graphs and slots put together as an executor would, sealed. `captures`: False runs eagerly."""
+
+    poisoned = ("cut", "scratch", "output")  # nothing of these may outlive a step
 
     def __init__(self, gpu: Gpu, folder: Path, *, captures: bool, shapes: Sequence[StepShape] = SHAPES) -> None:
         self._gpu = gpu
@@ -52,11 +54,11 @@ class GpuToyRank:
         try:
             self.stream = self.device.stream()
             self.buffers = StepBuffers(self.device, self.layout)
-            upload_weights(folder / "weights.bin", self.buffers, self.stream, _silent, chunk=500)
+            upload_weights(folder / "weights.bin", self.buffers, self.stream, silent, chunk=500)
             self.buffers.clear(self.stream)
             self.graphs = Graphs(self.stream, self.record, is_strict=captures)
             if captures:
-                self.graphs.capture(shapes, _silent)
+                self.graphs.capture(shapes, silent)
                 self.buffers.clear(self.stream)  # the first runs have written the null block
             self.stream.wait("getting ready")
             self.device.seal()
@@ -72,15 +74,6 @@ class GpuToyRank:
         named = {formal: addresses[buffer] for formal, buffer in self._arguments.items()}
         self._gpu.launch(self._launches[shape.key], named, stream)
 
-    def run(self, steps: Sequence[ToyStep]) -> list[Arrays]:
-        """All of them, two in flight; whatever a step before left in passing memory is poison."""
-        slots, results = self.buffers.slots, []
-        for number in range(len(steps)):
-            if number >= len(slots):
-                results.append(self._finish(steps, number - len(slots)))
-            self._start(steps, number)
-        return results + [self._finish(steps, number) for number in range(len(results), len(steps))]
-
     def caches(self) -> bytes:
         """What all steps so far have left in the cache."""
         pinned = self._gpu.device.allocate_pinned(self.layout.num_bytes("cache"), "a look at the cache")
@@ -89,23 +82,6 @@ class GpuToyRank:
         found = pinned.view.tobytes()
         pinned.close()
         return found
-
-    def _start(self, steps: Sequence[ToyStep], number: int) -> None:
-        step, slot = steps[number], self.buffers.slots[number % len(self.buffers.slots)]
-        for name, array in slot.fill(step.shape).items():
-            array[...] = step.inputs[name]
-        slot.upload(self.stream, step.shape, step.mask_lines)
-        for kind in POISONED:
-            self.stream.fill(self.buffers.address(kind), 0xFF, self.layout.num_bytes(kind))
-        self.graphs.run(step.shape, step.live_tokens)
-        slot.download(self.stream, step.shape)
-
-    def _finish(self, steps: Sequence[ToyStep], number: int) -> Arrays:
-        step, slot = steps[number], self.buffers.slots[number % len(self.buffers.slots)]
-        return {name: array[: step.live_rows].copy() for name, array in slot.wait(step.shape).items()}
-
-    def close(self) -> None:
-        self.device.close()
 
 
 def poisoned(steps: Sequence[ToyStep], seed: int) -> list[ToyStep]:
@@ -120,7 +96,3 @@ def poisoned(steps: Sequence[ToyStep], seed: int) -> list[ToyStep]:
         inputs["allowed"][step.mask_lines :] = -559038737
         changed.append(replace(step, inputs=inputs))
     return changed
-
-
-def _silent(what: str, done: int, total: int) -> None:
-    pass
