@@ -80,4 +80,4 @@ class Flight:
     def times(self, commit_seconds: float) -> StepTimes:
         plan = self.plan
         spans = (self._plan_seconds, self._pack_seconds, self._launch_seconds, self._wait_seconds, commit_seconds)
-        return StepTimes(len(plan.rows), plan.num_tokens, *spans)
+        return StepTimes(plan.num_rows, plan.num_tokens, *spans)

@@ -157,7 +157,7 @@ class Loop:
         self._flights.popleft()
         self._failures_in_a_row += 1
         if not isinstance(error, RequestError):  # that of an interrupt, which the caller knows of
-            logger.error("a step failed, its %d requests end: %s", len(flight.plan.rows), error, exc_info=error)
+            logger.error("a step failed, its %d requests end: %s", flight.plan.num_rows, error, exc_info=error)
         reason = str(error) if isinstance(error, OstinatoError) else "the step failed inside the server"
         self._events += self.scheduler.fail(flight.plan, RequestError(reason, code=STEP_FAILED))
 

@@ -10,6 +10,7 @@ from ostinato.plugins.sampling_rows import Sampled
 from .guide import Guide
 from .plan import PlanRow, new_tuple
 from .request import STEP_FAILED, Event, Request, TokenLogprob
+from .timeline import Stage
 
 NO_TOKEN = -1  # the sampler's answer where no token is legal
 
@@ -71,9 +72,10 @@ def _take_token(request: Request, lines: SampledLines, line: int) -> Event:
         return _unguided(request)
     logprob = None if params.logprobs is None else lines.logprob(line, token_id, params.logprobs)
     if num_output:
-        event = new_tuple(Event, (request.id, token_id, logprob, finish, None, 0, None))
+        event = new_tuple(Event, (request.id, token_id, logprob, finish, None, 0, None, ()))
     else:
         event = _event(request, token_id, logprob, finish)
+        request.turn(Stage.DECODE)
     tokens.append(token_id)
     return event
 

@@ -34,3 +34,7 @@ class Plan(NamedTuple):
     rows: tuple[PlanRow, ...]
     num_tokens: int
     num_sampled: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)

@@ -15,6 +15,7 @@ from ostinato.engines.sizes import MAX_LOGIT_BIAS, MAX_LOGPROBS
 from ostinato.plugins.sampling_rows import I32
 
 from .guide import Guide
+from .timeline import Stage, Timeline
 
 MAX_N = 128
 MAX_STOPS = 4
@@ -192,10 +193,17 @@ class Request:
     num_in_flight: int = 0  # steps in flight that hold a row of it
     pending_line: int = -1  # in the newest step in flight, the sampled line that its next row is fed from, or -1
     fault: Exception | None = None  # what its guide raised
+    timeline: Timeline | None = None  # where its time goes, if somebody wants to know
+    tenant: str = ""  # whose it is: tenants have shares of the rows, if that is configured
 
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    def turn(self, stage: Stage) -> None:
+        """Note that it comes to a stage."""
+        if self.timeline is not None:
+            self.timeline.turn(stage)
 
     @property
     def is_scored(self) -> bool:
@@ -217,9 +225,10 @@ class TokenLogprob(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What one step did for one request: at most one new token, and how it ended if it did.
+    """What one step did for one request: at most one sampled token, and how it ended if it did.
 
-    `finish`: None, or "stop" | "length" | "abort" | "error" (then `error` says why).
+    `finish`: None, or "stop" | "length" | "abort" | "error" (then `error` says why). `forced`: tokens that follow the
+    sampled one because its guide allows nothing else; they were not sampled and have no logprobs.
     `prompt_logprobs` and `num_cached` come with a request's first event.
     """
 
@@ -230,3 +239,4 @@ class Event(NamedTuple):
     error: RequestError | None = None
     num_cached: int = 0
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    forced: tuple[int, ...] = ()

@@ -24,6 +24,7 @@ from .pages import Pages
 from .plan import Plan, PlanRow, new_tuple
 from .request import Event, Request, Status
 from .room import Room
+from .timeline import Stage
 from .waiting import Waiter, WaitingLine, may_overtake
 
 
@@ -81,6 +82,7 @@ class Scheduler:
             return Event(request.id, None, None, "length")
         self._requests[request.id] = request
         self._line.add(request)
+        request.turn(Stage.QUEUE)
         self._is_stuck = False
         return None
 
@@ -109,6 +111,7 @@ class Scheduler:
         request.num_preemptions += 1
         self.num_preemptions += 1
         self._line.add_front(request)
+        request.turn(Stage.QUEUE)
         self._is_stuck = False
 
     def plan(self) -> Plan | None:
@@ -269,6 +272,7 @@ class Scheduler:
     def _start(self, request: Request) -> None:
         self._line.leave(request.id)
         request.status = Status.RUNNING
+        request.turn(Stage.PREFILL)
         request.num_planned = request.num_computed
         insort(self._running, request, key=lambda running: running.priority)
         if request.num_preemptions == 0:
@@ -289,4 +293,6 @@ class Scheduler:
     def _forget(self, request: Request) -> None:
         self._requests.pop(request.id, None)
         request.status = Status.FINISHED
+        if request.timeline is not None:
+            request.timeline.end()
         self._is_stuck = False
