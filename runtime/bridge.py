@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 from ostinato.engines.errors import OstinatoError, RequestError
 
+from .call import Call
 from .choice import ChoiceStream
 from .intake import Intake
 from .loop import Loop
 from .metrics import Metrics
 from .request import STEP_FAILED, Event, Request, SamplingParams
 from .stream import Stream
+from .timeline import Timeline
 from .tokenizer import Tokenizer
 
 MAX_WAITING = 512  # choices beyond those that one step holds
@@ -83,8 +85,8 @@ class Bridge:
         await asyncio.to_thread(self._loop.close)
         return trouble
 
-    def submit(self, prompts: Sequence[Prompt], *, salt: str = "", priority: int = 0) -> Stream:
-        """Start all choices of one call; they are numbered through, prompt by prompt.
+    def submit(self, prompts: Sequence[Prompt], call: Call, *, salt: str = "", priority: int = 0) -> Stream:
+        """Start all choices of one call; they are numbered through, prompt by prompt. `salt` is the caller's own wish.
 
         Raises RequestError where a prompt is not servable, BusyError on a full queue, ClosedError where nothing new is
         taken; then nothing was started.
@@ -94,13 +96,17 @@ class Bridge:
         requests = [
             request
             for prompt in prompts
-            for request in self._intake.requests(prompt.token_ids, prompt.params, salt=salt, priority=priority)
+            for request in self._intake.requests(
+                prompt.token_ids, prompt.params, salt=call.caller.salt + salt, priority=priority
+            )
         ]
         if len(self._rows) + len(requests) > self._max_rows:
             raise BusyError(f"{len(self._rows)} choices are running or waiting already: try again later")
         stream = Stream(sum(len(prompt.token_ids) for prompt in prompts), self._abort)
         now = time.monotonic()
         for index, request in enumerate(requests):
+            request.timeline, request.tenant = Timeline(self._loop.clock), call.caller.tenant
+            call.timelines.append(request.timeline)
             choice = ChoiceStream(self.tokenizer, request.tokens, request.params)
             self._rows[request.id] = _Row(request, stream, index, choice, now)
             stream.open_ids.add(request.id)

@@ -23,6 +23,7 @@ from .executor import Executor
 from .flight import Flight, StepTimes
 from .request import STEP_FAILED, Event, Request
 from .scheduler import Scheduler
+from .timeline import LoopClock
 
 STALL_SECONDS = 10.0  # steps are chunked, so even a long prefill is far below
 MAX_FAILURES_IN_A_ROW = 3
@@ -59,6 +60,7 @@ class Loop:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
+        self.clock = LoopClock(clock)
         self.observe_step: StepObserver | None = None
         self._packer = packer
         self._executor = executor

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from ostinato.engines.errors import OstinatoError
 
 from .bridge import Bridge
+from .calls import Calls
 from .config import RuntimeConfig
 from .door import Door, Served
 from .garbage import settle_garbage
@@ -55,6 +56,7 @@ def create_app(load: Callable[[], Served]) -> FastAPI:
     app.state.door = door
     for routes in (completion_routes, chat_routes, status_routes):
         app.include_router(routes(door))
+    app.add_middleware(Calls)
     app.add_exception_handler(HTTPException, _http_refusal)
     for kind in (HttpError, OstinatoError, Exception):
         app.add_exception_handler(kind, _refusal)

@@ -13,6 +13,7 @@ from ostinato.engines.errors import RequestError
 from .answer import StreamAnswer, WholeAnswer
 from .answer_completions import NO_ECHO, CompletionWriter, Echo
 from .bridge import Bridge, Prompt
+from .call import call_of
 from .door import Door
 from .server_body import digest, read_body
 from .tokenizer import Tokenizer
@@ -27,8 +28,10 @@ def completion_routes(door: Door) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        raw = await read_body(request)
-        body = await digest(len(raw), partial(parse_body, CompletionBody, raw))
+        call = call_of(request)
+        with call.span("parse"):
+            raw = await read_body(request)
+            body = await digest(len(raw), partial(parse_body, CompletionBody, raw))
         bridge = door.find(body.model)
         check_stream(body)
         params = body.params()
@@ -37,9 +40,10 @@ def completion_routes(door: Door) -> APIRouter:
             raise RequestError(
                 f"{len(given)} prompts with n {params.n}: ask for {MAX_CHOICES} choices or fewer", param="n"
             )
-        ids = await digest(len(raw), partial(_encode, bridge.tokenizer, given))
+        with call.span("tokenize"):
+            ids = await digest(len(raw), partial(_encode, bridge.tokenizer, given))
         prompts = _prompts(bridge, body, ids)
-        stream = bridge.submit(prompts, salt=body.cache_salt or "", priority=body.priority or 0)
+        stream = bridge.submit(prompts, call, salt=body.cache_salt or "", priority=body.priority or 0)
         echoes = [
             _echo(bridge.tokenizer, text, token_ids) if body.echo else NO_ECHO
             for text, token_ids in zip(given, ids, strict=True)

@@ -1,0 +1,45 @@
+"""Every bound on what a caller may send or hold, in one table that /info shows (read once at start)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB, MIB = 2**10, 2**20
+
+
+@dataclass(frozen=True)
+class ServeLimits:
+    """Defaults of one server; None: no bound. What exceeds one is refused with the status beside it."""
+
+    max_body_bytes: int = 8 * MIB  # 413
+    body_seconds: float = 30.0  # 408
+    max_headers: int = 100  # 431
+    max_head_bytes: int = 16 * KIB  # 431
+    max_request_line_bytes: int = 8 * KIB  # 431
+    head_seconds: float = 10.0  # 408
+    max_json_depth: int = 64  # 400, as all up to the grammars
+    max_messages: int = 4096
+    max_prompts: int = 64
+    max_choices: int = 128  # n, best_of, and prompts * n
+    max_total_tokens: int | None = None  # choices * max_tokens
+    max_stops: int = 4
+    max_stop_chars: int = 256
+    max_logprobs: int = 5  # of completions
+    max_top_logprobs: int = 20  # of chats
+    max_logit_bias: int = 1024
+    max_tools: int = 128
+    max_grammar_bytes: int = 64 * KIB
+    max_schema_depth: int = 32
+    max_regex_bytes: int = 4 * KIB
+    compile_seconds: float = 2.0
+    compile_bytes: int = 256 * MIB
+    grammar_cache_bytes: int = 256 * MIB
+    max_waiting: int = 512  # choices; 429
+    wait_seconds: float = 30.0  # in the queue; 503
+    max_concurrent_per_key: int = 64  # calls; 429
+    requests_per_minute_per_key: int | None = None  # 429
+    request_seconds: float = 600.0  # an error event, or 408 before it began
+    beat_seconds: float = 10.0  # between comments in a silent stream
+    max_unread_bytes: int = 1 * MIB  # a slower reader is dropped
+    unread_seconds: float = 30.0
+    drain_seconds: float = 30.0  # 503 for what is new
