@@ -40,7 +40,7 @@ def server(bundle: Path) -> Iterator[str]:
     """`ostinato serve` on a free port of this machine, ended by SIGTERM; yields its URL once it is ready."""
     port = free_port()
     command = Path(sys.executable).parent / "ostinato"
-    options = ["--port", str(port), "--prefix-cache", "off"]
+    options = ["--port", str(port), "--metrics-port", "off", "--prefix-cache", "off"]
     process = subprocess.Popen([command, "serve", bundle, *options], stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:

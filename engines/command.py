@@ -19,6 +19,7 @@ _TELLS = {
     "generate": "complete prompts",
     "chat": "talk to a bundle in the terminal",
     "serve": "serve a bundle over the OpenAI API",
+    "diagnose": "say which hand-off of a running server stalls",
 }
 
 

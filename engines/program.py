@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -42,7 +43,7 @@ class StepShape:
     tokens: int
     rows: int
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Stable name, such as "decode 8" or "prefill 512"."""
         return f"{self.phase} {self.tokens}"

@@ -10,9 +10,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .choice import Delta
-from .chunks import COMMENT, DONE, event
+from .chunks import COMMENT, timings_field
+from .reader import TRANSPORT, Reader
 from .stream import Stream
-from .wire_errors import refusal
+from .wire_errors import Refusal, refusal
 
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [
@@ -20,6 +21,7 @@ _EVENTS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+_PART_BYTES = 64 * 1024
 
 
 class Writer(Protocol):
@@ -35,6 +37,10 @@ class Writer(Protocol):
 
     def closing(self, stream: Stream) -> bytes:
         """What ends a stream."""
+        ...
+
+    def failing(self, refusal: Refusal) -> bytes:
+        """What ends a stream that failed on its way."""
         ...
 
     def add(self, index: int, delta: Delta) -> None:
@@ -56,8 +62,10 @@ class _Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(_watch(receive, self._stream))
+        reader = Reader(self._stream, send, scope.get("state", {}).get(TRANSPORT))
         try:
-            await self._answer(scope, receive, send)
+            await self._answer(scope, receive, reader.send)
+            await reader.flush()
         finally:
             self._stream.cancel()
             watcher.cancel()
@@ -70,12 +78,15 @@ class StreamAnswer(_Answer):
     """Sends what is ready in one piece; headers go out before the first token."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = self._stream.call.path
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
             await _send_part(send, self._writer.opening())
             async for batch in self._stream.batches():
+                before = path.enter("format")
                 parts = [self._writer.chunks(index, delta) for index, delta in batch]
-                await _send_part(send, b"".join(parts) or COMMENT)
+                path.enter(before)
+                await _send_part(send, b"".join(parts) if batch else COMMENT)
             if not self._stream.is_cancelled:
                 await send({"type": "http.response.body", "body": self._ending()})
         except OSError:  # the reader left between two parts
@@ -84,7 +95,7 @@ class StreamAnswer(_Answer):
     def _ending(self) -> bytes:
         if self._stream.error is None:
             return self._writer.closing(self._stream)
-        return event(refusal(self._stream.error).to_json()) + DONE
+        return self._writer.failing(refusal(self._stream.error))
 
 
 class WholeAnswer(_Answer):
@@ -97,10 +108,17 @@ class WholeAnswer(_Answer):
         if self._stream.error is not None:
             await refusal(self._stream.error).response()(scope, receive, send)
         elif not self._stream.is_cancelled:
-            body = self._writer.whole(self._stream)
+            body = self._whole()
             headers = [*_JSON, (b"content-length", b"%d" % len(body))]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
+            for start in range(0, len(body), _PART_BYTES):  # between two, a slow reader is waited for
+                await _send_part(send, body[start : start + _PART_BYTES])
+            await send({"type": "http.response.body", "body": b""})
+
+    def _whole(self) -> bytes:
+        with self._stream.call.span("format"):
+            body = self._writer.whole(self._stream)
+        return body[:-1] + timings_field(self._stream) + b"}"
 
 
 async def _send_part(send: Send, body: bytes) -> None:

@@ -18,6 +18,7 @@ from .masks import Masks
 from .plan import Plan
 from .row_sets import Index, RowSets, StepRows
 from .sampling import SamplingPacker
+from .steady_columns import SteadyColumns
 
 if TYPE_CHECKING:  # it takes batches
     from .executor import StepRules
@@ -63,15 +64,46 @@ class Packer:
         self._tables = BlockTables(limits)
         self._masks = Masks(vocab_size)
         sizes = (vocab_size, limits.max_rows, rules.num_in_flight)
-        self._sampling = DeviceSamplingPacker(*sizes) if rules.keeps_state else SamplingPacker(*sizes)
+        self._host = None if rules.keeps_state else SamplingPacker(*sizes, asks_guides_late=rules.samples_in_wait)
+        self._sampling = self._host or DeviceSamplingPacker(*sizes)
         self._each_row = np.arange(limits.max_rows)
         self._counting = np.arange(limits.max_rows + 1, dtype=np.int32)  # one token a row, and all of them sampled
+        self._steady: SteadyColumns | None = None
+        self._still: Batch  # of these rows: what does not move
 
     def pack(self, plan: Plan) -> Batch:
         """The plan's batch, before the plan is committed."""
+        columns = self._steady
+        if columns is not None and plan.steady is columns.steady and plan.step == columns.step + 1:
+            columns.advance(self._tables, self._block_size)
+            return self._steady_batch(columns)
+        batch, rows = self._pack(plan)
+        self._steady = None
+        if plan.steady is not None and plan.step:
+            self._steady = SteadyColumns(plan.steady, plan.step, rows, batch.slot_mapping, batch.block_tables)
+            self._still = batch
+        return batch
+
+    def _steady_batch(self, columns: SteadyColumns) -> Batch:
+        """A fed token a row. What does not move is the same array as before: an executor need not look into it."""
+        still, rows = self._still, columns.rows
+        return Batch(
+            still.input_ids,
+            positions=rows.starts,
+            slot_mapping=columns.slots,
+            query_starts=still.query_starts,
+            context_lens=rows.starts,
+            block_tables=columns.tables,
+            logits_indices=still.logits_indices,
+            feed_rows=still.feed_rows,
+            sampling=self._sampling.pack(rows),
+        )
+
+    def _pack(self, plan: Plan) -> tuple[Batch, StepRows]:
+        """Row by row, whatever they are."""
         rows = self._row_sets.columns(plan.rows)
         tables = self._tables.rows(rows.row_set)
-        num_rows = len(rows.requests)
+        num_rows = plan.num_rows
         if plan.num_tokens == num_rows:
             query_starts, row_of, positions = self._counting[: num_rows + 1], self._each_row[:num_rows], rows.starts
         else:
@@ -80,7 +112,7 @@ class Packer:
             np.cumsum(lengths, out=query_starts[1:])
             row_of = np.repeat(self._each_row[:num_rows], lengths)
             positions = np.arange(plan.num_tokens, dtype=np.int32) + (rows.starts - query_starts[:-1])[row_of]
-        return Batch(
+        batch = Batch(
             input_ids=_input_ids(rows, plan),
             positions=positions,
             slot_mapping=self._slots(tables, row_of, positions),
@@ -91,6 +123,17 @@ class Packer:
             feed_rows=_feed_rows(rows, query_starts),
             sampling=self._sampling.pack(rows),
         )
+        return batch, rows
+
+    @property
+    def lacks_masks(self) -> bool:
+        """Whether the batch packed last waits for `fill_masks`, which may come once it runs."""
+        return self._host is not None and self._host.lacks_masks
+
+    def fill_masks(self) -> None:
+        """Ask guides on the host for their masks, where the batch lacks them."""
+        if self._host is not None:
+            self._host.fill_masks()
 
     def late_masks(self, plan: Plan) -> I32:
         """The masks that the plan's batch lacks, [num_late_masks, W]; the step before is committed."""
@@ -118,7 +161,7 @@ class Packer:
 
 def _input_ids(rows: StepRows, plan: Plan) -> I32:
     """[T]; 0 for a token that is not known yet, which is a row of its own."""
-    if plan.num_tokens > len(plan.rows):
+    if plan.num_tokens > plan.num_rows:
         chunks = (request.tokens[start:end] or (0,) for request, start, end, _, _ in plan.rows)
         return np.fromiter(chain.from_iterable(chunks), np.int32, plan.num_tokens)
     if rows.fed_from is not None and rows.fed_from.min() >= 0:

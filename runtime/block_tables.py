@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 
 from ostinato.engines.sizes import Limits
@@ -19,6 +21,8 @@ class BlockTables:
         self._arrivals = np.zeros(limits.max_rows, np.intp)
         self._row_set: RowSet | None = None
         self._counts: list[int] = []
+        self._most = 1
+        self._seats: list[int] = []
         self._given = np.zeros((0, 1), np.int32)
 
     def rows(self, row_set: RowSet) -> I32:
@@ -28,15 +32,30 @@ class BlockTables:
             return self._given
         if row_set is not self._row_set:
             self._clear(row_set)
-        num_written = self._num_written
-        for seat, request, count in zip(row_set.seats.tolist(), row_set.requests, counts, strict=True):
+        self._row_set, self._counts, self._seats = row_set, counts, row_set.seats.tolist()
+        self._most = max(counts, default=1)
+        return self._give(range(len(counts)))
+
+    def grown(self, row_set: RowSet, rows: Sequence[int]) -> I32:
+        """The tables of the set that was asked for last, of which only these rows may have new blocks."""
+        assert row_set is self._row_set, "other rows came between"
+        for row in rows:
+            self._counts[row] = count = len(row_set.requests[row].blocks)
+            self._most = max(self._most, count)
+        return self._give(rows)
+
+    def _give(self, rows: Iterable[int]) -> I32:
+        """The set's tables, once new blocks of these rows are written."""
+        assert self._row_set is not None
+        num_written, requests = self._num_written, self._row_set.requests
+        for row in rows:
+            seat, count = self._seats[row], self._counts[row]
             written = num_written[seat]
             if count != written:
-                self._tables[seat, written:count] = request.blocks[written:]
+                self._tables[seat, written:count] = requests[row].blocks[written:]
                 num_written[seat] = count
-        width = min(1 << (max(counts, default=1) - 1).bit_length(), self._tables.shape[1])
-        self._row_set, self._counts = row_set, counts
-        self._given = self._tables[row_set.seats, :width]
+        width = min(1 << (self._most - 1).bit_length(), self._tables.shape[1])
+        self._given = self._tables[self._row_set.seats, :width]
         return self._given
 
     def _clear(self, row_set: RowSet) -> None:

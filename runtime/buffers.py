@@ -128,6 +128,7 @@ class StepSlot:
             raise
         up, down = self._pinned.view[: self._up_bytes], self._pinned.view[self._up_bytes :]
         self._inputs = {key: views(up, layout.inputs[key], count) for key, count in layout.uploads.items()}
+        self._up_counts = {key: layout.upload_bytes(key, 0) for key in layout.uploads}  # where no masks go up
         self._outputs = {key: views(down, layout.outputs[key], count) for key, count in layout.downloads.items()}
 
     def fill(self, shape: StepShape) -> Arrays:
@@ -135,9 +136,14 @@ class StepSlot:
         self._up_is_done.wait("a step's upload")
         return self._inputs[shape.key]
 
+    def plain(self, shape: StepShape) -> list[NDArray[np.uint8]]:
+        """The same memory as bytes, but for masks and tables."""
+        return [self._pinned.view[start:end] for start, end in self._buffers.layout.plain_spans(shape.key)]
+
     def upload(self, stream: Stream, shape: StepShape, mask_lines: int = 0) -> None:
         """One copy of all inputs, and of the first `mask_lines` masks."""
-        count = self._buffers.layout.upload_bytes(shape.key, mask_lines)
+        key = shape.key
+        count = self._buffers.layout.upload_bytes(key, mask_lines) if mask_lines else self._up_counts[key]
         if count:
             stream.upload(self._buffers.address("input"), self._pinned.address, count)
         stream.record(self._up_is_done)

@@ -1,16 +1,17 @@
-"""One HTTP call: whose it is, and where its time goes before and after the loop has it (made per request)."""
+"""One HTTP call: whose it is, what it asked for, and where its time goes (made per request)."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from .timeline import Timeline
+from .critical_path import CriticalPath, Piece
+from .timeline import Snapshot, Stage, Timeline
 
 
 @dataclass(frozen=True)
@@ -21,28 +22,120 @@ class Caller:
     salt: str = ""  # keeps tenants' prefixes apart
 
 
+@dataclass(frozen=True)
+class CallRecord:
+    """A call that is over: no text of it, only counts and times. `spans` add up to `seconds`.
+
+    `began_at` is of the monotonic clock, as in `pieces`; `began_unix` is the same moment for people.
+    """
+
+    id: str
+    route: str
+    status: int
+    began_unix: float
+    began_at: float
+    seconds: float
+    spans: dict[str, float]
+    busy: dict[str, float]
+    pieces: tuple[Piece, ...]
+    first_token_seconds: float | None
+    num_choices: int
+    num_prompt: int
+    num_cached: int
+    num_output: int
+    num_preemptions: int
+    finish_reasons: tuple[str, ...]
+    is_slow: bool  # its reader was dropped
+
+
 class Call:
     """`id` is always fresh: a client's own never names anything inside. `ignored`: fields that were not understood.
 
-    `spans`: seconds by name, on the asyncio thread; what the loop did is in `timelines`, one a choice.
+    `path`: the spans of its time; what the loop did is in `timelines`, one a choice. The counts are of all choices.
     """
 
     def __init__(self, caller: Caller) -> None:
         self.id = f"req-{uuid.uuid4().hex}"
         self.caller = caller
-        self.began_at = time.monotonic()
-        self.spans: dict[str, float] = {}
+        self.key_name = self.client_id = ""  # for the log: whose key came, and what the client calls this
+        self.path = CriticalPath()
         self.timelines: list[Timeline] = []
         self.ignored: list[str] = []
+        self.wants_timings = False  # in the answer
+        self.is_slow = False  # its reader was dropped
+        self.refused: str | None = None  # the code of its refusal
+        self.status = 0  # until the answer begins
+        self.seconds = 0.0  # of wall time, once it is closed
+        self.leave: Callable[[], None] | None = None  # gives up what is being made of it
+        self.first_token_at: float | None = None
+        self.num_prompt = self.num_cached = self.num_output = 0
+        self.finish_reasons: list[str] = []
 
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """What happens inside belongs to `name`."""
-        began_at = time.monotonic()
-        try:
-            yield
-        finally:
-            self.spans[name] = self.spans.get(name, 0.0) + time.monotonic() - began_at
+    @property
+    def began_at(self) -> float:
+        return self.path.began_at
+
+    def span(self, name: str) -> AbstractContextManager[None]:
+        """What happens inside belongs to `name`, one of `critical_path.SPANS`."""
+        return self.path.span(name)
+
+    def taken(self, timeline: Timeline | None, made: Snapshot, now: float) -> None:
+        """Its last choice has ended, see CriticalPath."""
+        assert timeline is not None, "a served request without a timeline"
+        self.path.taken(timeline, made, now)
+
+    def close(self) -> None:
+        """The answer is out, or nobody wants it."""
+        if self.path.is_in_loop and self.leave is not None:
+            self.leave()
+        now = time.monotonic()
+        self.path.end(now)
+        self.seconds = now - self.began_at
+
+    def timings(self) -> dict[str, object]:
+        """What an answer tells of its own time, in milliseconds, up to now; `total_ms` is the sum of `spans_ms`."""
+        path = self.path
+        path.end()
+        first, decode = self.first_token_at, self._decode_seconds()
+        return {
+            "total_ms": _ms(path.seconds),
+            "ttft_ms": None if first is None else _ms(first - path.began_at),
+            "tokens_per_second": round(self.num_output / decode, 2) if decode else None,
+            "spans_ms": {name: _ms(seconds) for name, seconds in path.spans().items()},
+            "busy_ms": {name: _ms(seconds) for name, seconds in path.busy.items() if seconds},
+        }
+
+    def _decode_seconds(self) -> float:
+        """From the first token of any choice to the end of the last."""
+        ends = [piece.ended_at for piece in self.path.pieces if piece.name == "host"]
+        return ends[-1] - self.first_token_at if ends and self.first_token_at is not None else 0.0
+
+    def record(self, route: str) -> CallRecord:
+        """What is kept of a call that is closed."""
+        path = self.path
+        return CallRecord(
+            id=self.id,
+            route=route,
+            status=self.status,
+            began_unix=time.time() - (time.monotonic() - path.began_at),
+            began_at=path.began_at,
+            seconds=self.seconds,
+            spans=path.spans(),
+            busy=dict(path.busy),
+            pieces=tuple(path.pieces),
+            first_token_seconds=None if self.first_token_at is None else self.first_token_at - path.began_at,
+            num_choices=len(self.timelines),
+            num_prompt=self.num_prompt,
+            num_cached=self.num_cached,
+            num_output=self.num_output,
+            num_preemptions=sum(line.count(Stage.QUEUE) - 1 for line in self.timelines if line.turns),
+            finish_reasons=tuple(self.finish_reasons),
+            is_slow=self.is_slow,
+        )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
 
 
 def call_of(request: Request) -> Call:

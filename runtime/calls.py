@@ -1,19 +1,82 @@
-"""The outermost layer of the server: makes each request a call (runs per request)."""
+"""The outermost layer of the server: makes each request a call, and accounts for it when it is over (per request)."""
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+import logging
+import re
 
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .access_log import log_access
+from .accounting import Account
 from .call import Call, Caller
+from .door import Door
+from .http_metrics import OTHER
+from .wire_errors import refusal
+
+logger = logging.getLogger(__name__)
+
+_MAX_IGNORED = 20  # names in the header
+_MAX_NAME_CHARS = 64
+_CLIENT_ID = re.compile(r"[\x20-\x7e]{1,128}")
+_LEFT = 499  # who asked went away before there was an answer: nginx's number
 
 
 class Calls:
-    """Gives each request its Call, as `request.state.call`."""
+    """Gives each request its Call, as `request.state.call`, and the answer the call's id. Whatever fails is a 500."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, door: Door) -> None:
         self._app = app
+        self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            scope.setdefault("state", {})["call"] = Call(Caller())
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        call = Call(Caller())
+        given = Headers(scope=scope).get("x-request-id", "")
+        call.client_id = given if _CLIENT_ID.fullmatch(given) else ""
+        scope.setdefault("state", {})["call"] = call
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                call.status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), *_headers(call)]}
+            await send(message)
+
+        account = Account(call, receive, send_with_headers)
+        try:
+            await self._app(scope, account.receive, account.send)
+        except Exception as error:
+            logger.exception("%s failed", call.id)
+            if not call.status:
+                await refusal(error).response()(scope, receive, account.send)
+        finally:
+            self._account(call, scope)
+
+    def _account(self, call: Call, scope: Scope) -> None:
+        call.close()
+        call.status = call.status or _LEFT
+        route = OTHER if call.status == 405 else getattr(scope.get("route"), "path", OTHER)
+        self._door.http.count(route, scope["method"], call.status)
+        self._door.http.count_refusal(call.refused)
+        if scope["method"] == "POST" and route.startswith("/v1/") and (bridge := self._door.bridge) is not None:
+            bridge.ledger.note_call(call, route)
+        log_access(call, scope["method"], route)
+
+
+def _headers(call: Call) -> list[tuple[bytes, bytes]]:
+    headers = [(b"x-request-id", call.id.encode("ascii"))]
+    return [*headers, (b"x-ostinato-ignored", ignored_names(call))] if call.ignored else headers
+
+
+def ignored_names(call: Call) -> bytes:
+    """The fields that were left out, for a header: a caller's names, so cleaned and cut."""
+    names = [_cleaned(name) for name in call.ignored[:_MAX_IGNORED]]
+    more = [f"and {len(call.ignored) - _MAX_IGNORED} more"] if len(call.ignored) > _MAX_IGNORED else []
+    return ", ".join([*names, *more]).encode("ascii")
+
+
+def _cleaned(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "?", name[:_MAX_NAME_CHARS])

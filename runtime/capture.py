@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from .cuda import Handle, Stream
+from .cuda import Device, Handle, Stream
 from .cuda_call import ask
 
 
@@ -20,12 +21,17 @@ class Graph(Handle):
 class ReadyGraph(Handle):
     """A graph to launch again and again: it reads and writes the addresses that it was captured with."""
 
+    def __init__(self, device: Device, raw: Any, what: str, destroy: Any) -> None:
+        super().__init__(device, raw, what, destroy)
+        self._launching = f"launch {what}"
+
     def upload(self, stream: Stream) -> None:
         """Put it on the device now, so that the first launch is as quick as the others."""
         self.device.check(f"upload {self._what}", self.device.driver.cuGraphUpload, self.raw, stream.raw)
 
     def launch(self, stream: Stream) -> None:
-        self.device.check(f"launch {self._what}", self.device.driver.cuGraphLaunch, self.raw, stream.raw)
+        device = self.device
+        device.check(self._launching, device.driver.cuGraphLaunch, self.raw, stream.raw)
 
 
 def capture(stream: Stream, record: Callable[[Stream], None], what: str) -> ReadyGraph:

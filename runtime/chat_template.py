@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, Template, TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, TemplateError
 
 from ostinato.engines.errors import BundleError, RequestError
 
+from .template_sandbox import MAX_TEXT_CHARS, TemplateSandbox
+from .tool_style import ToolStyle, style_of
+
 TEMPLATE_FILE = "chat_template.jinja"
-MAX_PROMPT_CHARS = 4 * 2**20
+MAX_PROMPT_CHARS = MAX_TEXT_CHARS
 _TOOL_TEMPLATE = "tool_use"
+_CUT = "\ue000mark\ue000"  # private characters: no template trims or changes them
 
 Message = Mapping[str, Any]  # JSON values: role, content, tool_calls, …
 
@@ -25,26 +25,42 @@ Message = Mapping[str, Any]  # JSON values: role, content, tool_calls, …
 class ChatTemplate:
     """Renders messages to prompt text. Safe to use from several threads.
 
-    The template comes with the bundle, never from a caller; range() is limited by the sandbox, the output by
-    `MAX_PROMPT_CHARS`. Raises BundleError where the template does not compile.
+    The template comes with the bundle, never from a caller; its time and the text it makes are bounded. `style`: how
+    it teaches tool calls. Raises BundleError where the template does not compile.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        environment = _environment()
+        self._sandbox = TemplateSandbox()
         try:
-            self._templates = {name: environment.from_string(source) for name, source in sources.items()}
+            self._templates = {name: self._sandbox.from_string(source) for name, source in sources.items()}
         except TemplateError as error:
             raise BundleError(
                 f"the bundle's chat template does not compile ({error}): mend it in the checkpoint and build again"
             ) from None
         self._special_tokens = dict(special_tokens)
+        self.style = self._tried_out(style_of(sources.get(_TOOL_TEMPLATE, sources["default"])))
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, tools: Sequence[Any] | None) -> str:
-        """Prompt text. Raises RequestError `chat_template_error` for whatever goes wrong inside the template."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continues_last: bool = False,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Prompt text; with `continues_last` it ends inside the last message, which the answer then goes on.
+
+        Raises RequestError `chat_template_error` for whatever goes wrong inside the template.
+        """
         template = self._templates["default"]
         if tools:
             template = self._templates.get(_TOOL_TEMPLATE, template)
-        variables = {
+        if continues_last:
+            *earlier, last = messages
+            messages = [*earlier, {**last, "content": f"{last.get('content') or ''}{_CUT}"}]
+        known = {
+            **(variables or {}),
             **self._special_tokens,
             # A null field counts as absent: templates ask whether a field is defined.
             "messages": [{key: item for key, item in message.items() if item is not None} for message in messages],
@@ -52,12 +68,41 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
+        text = self._render(template, known)
+        return _before_cut(text) if continues_last else text
+
+    def _tried_out(self, style: ToolStyle) -> ToolStyle:
+        """Some templates teach calls but refuse a turn with two of them, some take no system message."""
+        if style.is_native:
+            return replace(style, takes_many=self._shows(_turns_of_calls(2)) or not self._shows(_turns_of_calls(1)))
+        asked = {"role": "user", "content": "?"}
+        return replace(style, teller="system" if self._shows([{"role": "system", "content": _CUT}, asked]) else "user")
+
+    def _shows(self, messages: Sequence[Message]) -> bool:
+        """Whether they render, and what is marked in them with it."""
+        try:
+            return _CUT in self.render(messages, add_generation_prompt=True)
+        except RequestError:
+            return False
+
+    def _render(self, template: Template, variables: Mapping[str, Any]) -> str:
+        self._sandbox.begin()
         try:
             return _bounded(template, variables)
         except RequestError:
             raise
         except Exception as error:  # a template can fail in any way that Python code can
             raise _refusal(f"the chat template refused the messages: {type(error).__name__}: {error}") from None
+
+
+def _turns_of_calls(num_calls: int) -> list[Message]:
+    """A question, so many calls in one turn, and their results."""
+    calls = [
+        {"id": f"call{number:05}", "type": "function", "function": {"name": "f", "arguments": {}}}
+        for number in range(num_calls)
+    ]
+    results = [{"role": "tool", "name": "f", "tool_call_id": call["id"], "content": "1"} for call in calls]
+    return [{"role": "user", "content": _CUT}, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
 
 
 def _bounded(template: Template, variables: Mapping[str, Any]) -> str:
@@ -69,6 +114,18 @@ def _bounded(template: Template, variables: Mapping[str, Any]) -> str:
         if num_chars > MAX_PROMPT_CHARS:
             raise _refusal(f"the messages render to more than {MAX_PROMPT_CHARS} characters: send less")
     return "".join(parts)
+
+
+def _before_cut(text: str) -> str:
+    before, mark, _ = text.rpartition(_CUT)
+    if not mark:
+        raise RequestError(
+            "the chat template does not print the last message as it is, so it can't be continued: leave "
+            "continue_final_message out",
+            param="continue_final_message",
+            code="chat_template_error",
+        )
+    return before
 
 
 def _refusal(message: str) -> RequestError:
@@ -88,42 +145,3 @@ def load_chat_template(folder: Path, config: Mapping[str, Any], tokens: Mapping[
             "tokenizer_config.json and build again"
         )
     return ChatTemplate(sources, tokens)
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks a training mask: at inference it is its body."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> Environment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # jinja2's own filter escapes <, > and &, which no model was trained on.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

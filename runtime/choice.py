@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ostinato.engines.errors import RequestError
@@ -36,6 +36,16 @@ class _Token(NamedTuple):
 
 def _end(token: _Token) -> int:
     return token.end
+
+
+def _tokens_of(event: Event) -> Iterable[tuple[int | None, TokenLogprob | None, str | None]]:
+    """Each token of an event as if it had come alone; how it ended belongs to the last."""
+    ids = (event.token_id, *event.forced)
+    last = len(ids) - 1
+    return [
+        (token_id, event.logprob if at == 0 else None, event.finish if at == last else None)
+        for at, token_id in enumerate(ids)
+    ]
 
 
 class ChoiceStream:
@@ -71,7 +81,12 @@ class ChoiceStream:
             self.num_cached = event.num_cached
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
-        text, stopped = self._show(self._text_of(event), event.finish is not None)
+        text, stopped = "", False
+        for token_id, logprob, finish in _tokens_of(event):
+            shown, stopped = self._show(self._text_of(token_id, logprob, finish), finish is not None)
+            text += shown
+            if stopped:
+                break
         self._num_shown += len(text)
         if stopped:
             self.finish_reason, self.wants_abort = "stop", event.finish is None
@@ -83,19 +98,19 @@ class ChoiceStream:
             return None
         return Delta(text, *self._take(all_tokens=False))
 
-    def _text_of(self, event: Event) -> str:
+    def _text_of(self, token_id: int | None, logprob: TokenLogprob | None, finish: str | None) -> str:
         """The new text; at the end the unfinished character too."""
         text = ""
-        if event.token_id is not None:
+        if token_id is not None:
             self.completion_tokens += 1
-            if event.finish != "stop" or self._shows_stop_id:
-                text = self._detokenizer.push((event.token_id,))
-        if event.finish is not None:
+            if finish != "stop" or self._shows_stop_id:
+                text = self._detokenizer.push((token_id,))
+        if finish is not None:
             text += self._detokenizer.finish()
         self._num_chars += len(text)
-        if event.token_id is not None:
+        if token_id is not None:
             end = self._num_chars + self._detokenizer.holds
-            self._tokens.append(_Token(event.token_id, event.logprob, end))
+            self._tokens.append(_Token(token_id, logprob, end))
         return text
 
     def _show(self, text: str, last: bool) -> tuple[str, bool]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from .stream import Stream
+from .wire_errors import Refusal
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"  # for proxies and clients that give up on a silent connection
@@ -55,10 +56,23 @@ class Frame:
         )  # fmt: skip
 
     def closing(self, stream: Stream) -> bytes:
-        """What ends the stream: the usage if it was asked for, and the mark."""
-        if not self._has_usage:
+        """What ends the stream: the usage and the timings if they were asked for, and the mark."""
+        timings = timings_field(stream)
+        if not self._has_usage and not timings:
             return DONE
-        return self._start + b'],"usage":' + to_json(usage_of(stream)) + b"}\n\n" + DONE
+        usage = b',"usage":' + to_json(usage_of(stream)) if self._has_usage else b""
+        return self._start + b"]" + usage + timings + b"}\n\n" + DONE
+
+
+def failure(refusal: Refusal) -> bytes:
+    """What ends a stream of chunks that failed on its way."""
+    return event(refusal.to_json()) + DONE
+
+
+def timings_field(stream: Stream) -> bytes:
+    """The last field of an answer whose caller asked where its time went, else nothing."""
+    call = stream.call
+    return b',"timings":' + to_json(call.timings()) if call.wants_timings else b""
 
 
 def usage_of(stream: Stream) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from .generate_lines import GenerateLines
 from .llm import LLM
 from .request import SamplingParams
 from .request_lines import read_requests
+from .serve_options import config_of, serve_parser
 
 MAX_ANSWER_TOKENS = 512  # a small model may never end its turn by itself
 
@@ -60,13 +61,7 @@ def serve(argv: list[str]) -> int:
     """`ostinato serve`: the OpenAI-compatible server, until SIGTERM or Ctrl-C."""
     from .server import serve as run_server  # the other commands do without the web stack
 
-    parser = argparse.ArgumentParser(prog="ostinato serve", description="Serve a bundle over HTTP.")
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    parser.add_argument("--port", type=int, default=8000)
-    add_arguments(parser)
-    args = parser.parse_args(argv)
-    return run_server(args.bundle, config_from_args(args), args.host, args.port)
+    return run_server(config_of(serve_parser().parse_args(argv)))
 
 
 def _add_sampling(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
+from typing import Any
 
 from ostinato.engines.errors import RecipeError
 from ostinato.engines.manifest import Manifest
@@ -17,6 +18,8 @@ class RuntimeConfig:
     """None keeps what the bundle was built with. `num_threads` None means every core this process may use.
 
     `strict_graphs`: on a GPU, refuse decode steps that no captured graph serves, instead of running them eagerly.
+    `jump_ahead`: where steps follow one another, as on a CPU, take tokens that a grammar forces without sampling them.
+    None: only where the cache is not rounded; else what such tokens leave in it is not just what steps of one would.
     """
 
     max_rows: int | None = None
@@ -26,6 +29,7 @@ class RuntimeConfig:
     prefix_cache: bool = True
     num_threads: int | None = None
     strict_graphs: bool = False
+    jump_ahead: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_step_tokens", "max_context", "kv_tokens", "num_threads"):
@@ -98,20 +102,31 @@ def add_arguments(parser: ArgumentParser) -> None:
     group.add_argument("--max-step-tokens", type=int, help="tokens in one step; a longer prompt is prefilled in chunks")
     group.add_argument("--max-context", type=int, help="prompt + output tokens of one request")
     group.add_argument("--kv-tokens", type=int, help="tokens that the KV pool holds")
-    group.add_argument("--prefix-cache", choices=("on", "off"), default="on", help="share the blocks of equal prefixes")
+    group.add_argument("--prefix-cache", choices=("on", "off"), help="share the blocks of equal prefixes")
     group.add_argument(
-        "--strict-graphs", action="store_true", help="on a GPU, refuse decode steps that could not be captured"
+        "--strict-graphs",
+        action="store_true",
+        default=None,
+        help="on a GPU, refuse decode steps that could not be captured",
     )
+    group.add_argument("--jump-ahead", choices=("on", "off"), help="on a CPU, do not sample what a grammar forces")
     group.add_argument("--threads", type=int, help="CPU threads (default: all that this process may use)")
 
 
+def given_options(args: Namespace) -> dict[str, Any]:
+    """RuntimeConfig's fields that the command line names."""
+    options = {
+        "max_rows": args.max_rows,
+        "max_step_tokens": args.max_step_tokens,
+        "max_context": args.max_context,
+        "kv_tokens": args.kv_tokens,
+        "prefix_cache": None if args.prefix_cache is None else args.prefix_cache == "on",
+        "num_threads": args.threads,
+        "strict_graphs": args.strict_graphs,
+        "jump_ahead": None if args.jump_ahead is None else args.jump_ahead == "on",
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def config_from_args(args: Namespace) -> RuntimeConfig:
-    return RuntimeConfig(
-        max_rows=args.max_rows,
-        max_step_tokens=args.max_step_tokens,
-        max_context=args.max_context,
-        kv_tokens=args.kv_tokens,
-        prefix_cache=args.prefix_cache == "on",
-        num_threads=args.threads,
-        strict_graphs=args.strict_graphs,
-    )
+    return RuntimeConfig(**given_options(args))

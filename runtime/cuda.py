@@ -48,6 +48,7 @@ class Device:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.driver = driver = cuda_driver() if driver is None else driver
+        self.check = partial(check, driver)
         self._clock, self._sleep = clock, sleep
         self._open: dict[Handle, None] = {}
         self._context: Any = None
@@ -64,9 +65,6 @@ class Device:
         except DeviceError:
             self.close()
             raise
-
-    def check(self, what: str, function: Any, *arguments: Any) -> tuple[Any, ...]:
-        return check(self.driver, what, function, *arguments)
 
     def make_current(self) -> None:
         """Use this device in the calling thread."""
@@ -120,6 +118,8 @@ class Device:
     def wait_until(self, is_done: Callable[[], bool], what: str, limit_s: float) -> None:
         """Poll, so that a hung GPU ends in a DeviceError and not in a thread that never comes back."""
         assert not self.is_capturing, f"{what} is waited for while a graph is captured"
+        if is_done():
+            return
         began = self._clock()
         while not is_done():
             waited = self._clock() - began
@@ -259,7 +259,8 @@ class Stream(Handle):
 
     def record(self, event: Event) -> None:
         """Everything on the stream so far is before `event`."""
-        self.device.check("record an event", self.device.driver.cuEventRecord, event.raw, self.raw)
+        device = self.device
+        device.check("record an event", device.driver.cuEventRecord, event.raw, self.raw)
 
     def after(self, event: Event) -> None:
         """What comes next on the stream waits, on the device, for the event as it was last recorded."""
@@ -283,8 +284,8 @@ class Stream(Handle):
 
 def _is_done(device: Device, function: Any, raw: Any) -> bool:
     status, _ = ask("ask whether work is done", function, raw)
-    if status == device.driver.CUresult.CUDA_ERROR_NOT_READY:
-        return False
-    if int(status):
+    if not int(status):
+        return True
+    if status != device.driver.CUresult.CUDA_ERROR_NOT_READY:
         raise refusal(device.driver, "finish the work on the GPU", function.__name__, status)
-    return True
+    return False

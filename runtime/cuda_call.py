@@ -24,13 +24,13 @@ _ADVICE = {
 def ask(what: str, function: Any, *arguments: Any) -> tuple[Any, tuple[Any, ...]]:
     """One driver call: its status and its values. Raises DeviceError where the driver is missing or too old."""
     try:
-        status, *values = function(*arguments)
+        answer: tuple[Any, ...] = function(*arguments)
     except RuntimeError as error:  # cuda-python: no driver library, or one without this function
         reason = str(error).split(". ")[0].rstrip(".")
         raise DeviceError(
             f"can't {what}: {reason}: install an NVIDIA driver (a newer one if there is one), or serve a bundle for cpu"
         ) from None
-    return status, tuple(values)
+    return answer[0], answer[1:]
 
 
 def check(driver: Any, what: str, function: Any, *arguments: Any) -> tuple[Any, ...]:

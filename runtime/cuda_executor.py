@@ -166,14 +166,22 @@ class CudaExecutor:
 
     def _sampled(self, outputs: Arrays, count: int) -> Sampled:
         tokens = outputs["tokens"][:count].copy()
+        if count and tokens.view(np.uint32).max() >= self._vocab_size:  # maybe -1, which tells of no legal token
+            self._check_tokens(tokens)
+        return Sampled(
+            tokens,
+            outputs["logprobs"][:count].copy(),
+            outputs["top_ids"][:count].copy(),
+            outputs["top_logprobs"][:count].copy(),
+        )
+
+    def _check_tokens(self, tokens: I32) -> None:
         wrong = (tokens < -1) | (tokens >= self._vocab_size)
         if wrong.any():  # what no kernel has written, or from logits that are no numbers
             raise DeviceError(
                 f"the GPU sampled token {tokens[wrong][0]}, wanted are -1 to {self._vocab_size - 1}: the step did not "
                 "run as it should; restart the server, and see that the bundle fits this machine (ostinato inspect)"
             )
-        others = (outputs[name][:count].copy() for name in ("logprobs", "top_ids", "top_logprobs"))
-        return Sampled(tokens, *others)
 
     def _enter(self) -> None:
         """Once per call: a device is current by thread, and one that is lost is not asked again."""

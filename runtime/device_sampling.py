@@ -27,6 +27,7 @@ class DeviceSamplingPacker:
         self._arrivals = np.zeros(max_rows + 2, np.intp)  # whose content a line of the state has, as far as written
         self._may_hold_bias = np.zeros(max_rows + 2, np.bool_)
         self._lines: Lines | None = None
+        self._same: DeviceRows | None = None  # of its steps in which nothing is drawn, masked or new
         self._state_rows: I32 = np.zeros(0, np.int32)
 
     def pack(self, rows: StepRows) -> DeviceRows:
@@ -35,12 +36,15 @@ class DeviceSamplingPacker:
         num_output = lines.num_output(rows)
         joined: tuple[StateLine, ...] = ()
         if lines is not self._lines:
-            self._lines = lines
+            self._lines, self._same = lines, None
             self._state_rows = (lines.seats + 1).astype(np.int32)
             joined = self._join(lines, num_output)
         masks = self._maker.step_masks(lines, rows, num_output)
-        return DeviceRows(
-            self._maker.uniforms(lines, num_output),
+        is_same = lines.is_argmax and masks is lines.unmasked and not joined
+        if is_same and self._same is not None:
+            return self._same
+        packed = DeviceRows(
+            self._maker.uniforms(lines, rows, num_output),
             state_rows=self._state_rows,
             mask_rows=masks.rows,
             masks=masks.masks,
@@ -48,6 +52,9 @@ class DeviceSamplingPacker:
             joined=joined,
             **lines.numbers,
         )
+        if is_same:
+            self._same = packed
+        return packed
 
     def _join(self, lines: Lines, num_output: I32) -> tuple[StateLine, ...]:
         """What the lines of those must hold that were not sampled since they were seated."""

@@ -10,10 +10,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ostinato.engines.errors import OstinatoError
+from ostinato.engines.manifest import Manifest
 
 from .bridge import Bridge, ClosedError
 from .chunks import Head
+from .http_metrics import HttpMetrics
+from .key_meter import KeyMeter
+from .keys import Keys
+from .serve_config import ServeConfig
 from .wire_errors import HttpError
+
+_POLL_SECONDS = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -23,16 +30,25 @@ class Served(NamedTuple):
 
     name: str
     bridge: Bridge
+    manifest: Manifest | None = None  # of the bundle, where it comes from one
 
 
 class Door:
     """Loads the model on a thread while the server answers already, and closes it at the end."""
 
-    def __init__(self, load: Callable[[], Served]) -> None:
+    def __init__(self, load: Callable[[], Served], config: ServeConfig, keys: Keys) -> None:
         self.failure: Exception | None = None  # of loading, or of the model by the time it was closed
         self.created = int(time.time())
+        self.config = config
+        self.keys = keys
+        self.meter = KeyMeter(config.limits)
+        self.http = HttpMetrics()
+        self.num_arriving_bytes = 0  # of bodies
+        self.limits = config.limits
+        self.strict_fields = config.strict_fields
         self._load = load
         self._served: Served | None = None
+        self._is_draining = False
         self._loading: asyncio.Task[None] | None = None
 
     def open(self) -> None:
@@ -54,6 +70,8 @@ class Door:
         if self._loading is not None:
             await self._loading
         if self._served is not None:
+            while self._is_draining and not self._served.bridge.is_quiet:  # calls of the metrics port; a drain ends
+                await asyncio.sleep(_POLL_SECONDS)
             try:
                 if (trouble := await self._served.bridge.close()) is not None:
                     self.failure = OstinatoError(trouble)
@@ -62,8 +80,24 @@ class Door:
 
     def drain(self, seconds: float) -> None:
         """Take nothing new; what is not done in `seconds` fails. Called on the asyncio thread."""
+        self._is_draining = True
+        logger.info("stopping: nothing new is taken, running calls have %g s to end", seconds)
         if self._served is not None:
             self._served.bridge.drain(seconds)
+
+    def check_room(self) -> None:
+        """Raises what a call would be refused with whatever it says, so that nothing of it need be read."""
+        self.served().bridge.check_room()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it was told to drain, and nothing runs any more."""
+        return self._is_draining and (self._served is None or self._served.bridge.is_quiet)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether only a new process can serve again."""
+        return self._served is not None and self._served.bridge.is_lost
 
     @property
     def is_loading(self) -> bool:
@@ -75,6 +109,11 @@ class Door:
         if self.failure is not None:
             return "the model could not be loaded"
         return "the model is loading" if self._served is None else self._served.bridge.trouble()
+
+    @property
+    def bridge(self) -> Bridge | None:
+        """The bridge to the model, once it is loaded."""
+        return None if self._served is None else self._served.bridge
 
     def served(self) -> Served:
         """The model; ClosedError before it is loaded."""

@@ -23,13 +23,15 @@ class StepRules:
 
     `pad_tokens[n]`: tokens that it pads a step of n rows with. `num_in_flight`: steps that run or wait on the device at
     once. `feeds_tokens`: a row's input may be the token that the step before it samples, which the host does not know
-    yet. `keeps_state`: it samples on the device and wants `DeviceRows`, else `SamplingRows`.
+    yet. `keeps_state`: it samples on the device and wants `DeviceRows`, else `SamplingRows`. `samples_in_wait`: it
+    reads masks no sooner than its ticket is waited for, so that guides may fill them in while the step runs.
     """
 
     pad_tokens: Sequence[int]
     num_in_flight: int = 1
     feeds_tokens: bool = False
     keeps_state: bool = False
+    samples_in_wait: bool = False
 
 
 class Ticket(Protocol):

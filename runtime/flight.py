@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from ostinato.plugins.sampling_rows import Sampled
@@ -11,10 +10,14 @@ from .batch import Packer
 from .device_rows import DeviceRows
 from .executor import Executor, Ticket
 from .plan import Plan
+from .timeline import LoopClock
 
 
 class StepTimes(NamedTuple):
-    """What a step held, and the seconds that its parts took on the loop's thread."""
+    """What a step held, and the seconds that its parts took on the loop's thread.
+
+    `grammar`: masks and guides since the step before landed; none of it is in the other parts.
+    """
 
     num_rows: int
     num_tokens: int
@@ -23,6 +26,10 @@ class StepTimes(NamedTuple):
     launch: float
     wait: float
     commit: float
+    grammar: float
+    num_sampled: int
+    launched_at: float
+    landed_at: float
 
 
 class Flight:
@@ -30,54 +37,58 @@ class Flight:
 
     __slots__ = (
         "_launch_seconds",
+        "_launched_at",
         "_pack_seconds",
         "_plan_seconds",
         "_ticket",
-        "_wait_seconds",
         "_wants_masks",
         "error",
         "plan",
     )
 
-    def __init__(self, plan: Plan, plan_seconds: float) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.error: Exception | None = None
         self._ticket: Ticket | None = None
         self._wants_masks = False
-        self._plan_seconds = plan_seconds
-        self._pack_seconds = self._launch_seconds = self._wait_seconds = 0.0
+        self._plan_seconds = self._pack_seconds = self._launch_seconds = self._launched_at = 0.0
 
-    def launch(self, packer: Packer, executor: Executor, clock: Callable[[], float]) -> None:
+    def launch(self, packer: Packer, executor: Executor, clock: LoopClock) -> None:
         """Pack it and hand it to the executor; raises what they raise."""
-        started = clock()
+        self._plan_seconds = clock.enter("pack")
         batch = packer.pack(self.plan)
-        packed = clock()
+        self._pack_seconds = clock.enter("launch")
         self._ticket = executor.run(batch)
         sampling = batch.sampling
         self._wants_masks = isinstance(sampling, DeviceRows) and sampling.num_late_masks > 0
-        self._pack_seconds, self._launch_seconds = packed - started, clock() - packed
+        self._launch_seconds = clock.enter("grammar" if packer.lacks_masks else "plan")
+        self._launched_at = clock.entered_at
+        if packer.lacks_masks:  # the step runs meanwhile
+            packer.fill_masks()
+            clock.enter("plan")
 
-    def sample(self, packer: Packer, clock: Callable[[], float]) -> None:
+    def sample(self, packer: Packer, clock: LoopClock) -> None:
         """Give the masks that it still wants, now that the step before it is committed."""
         if not self._wants_masks or self.error is not None:
             return
         assert self._ticket is not None, "a step that was not launched wants masks"
         self._wants_masks = False
-        started = clock()
-        self._ticket.sample(packer.late_masks(self.plan))
-        self._launch_seconds += clock() - started
+        clock.enter("grammar")
+        masks = packer.late_masks(self.plan)
+        clock.enter("launch")
+        self._ticket.sample(masks)
+        self._launch_seconds += clock.enter("commit")
 
-    def wait(self, clock: Callable[[], float]) -> Sampled:
+    def wait(self) -> Sampled:
         """What it sampled; raises `error`, or what made it fail."""
         if self.error is not None:
             raise self.error
         assert self._ticket is not None, "a step that was not launched has no end"
-        started = clock()
-        sampled = self._ticket.wait()
-        self._wait_seconds = clock() - started
-        return sampled
+        return self._ticket.wait()
 
-    def times(self, commit_seconds: float) -> StepTimes:
+    def times(self, wait: float, commit: float, grammar: float, landed_at: float) -> StepTimes:
         plan = self.plan
-        spans = (self._plan_seconds, self._pack_seconds, self._launch_seconds, self._wait_seconds, commit_seconds)
-        return StepTimes(plan.num_rows, plan.num_tokens, *spans)
+        return StepTimes(
+            plan.num_rows, plan.num_tokens, self._plan_seconds, self._pack_seconds, self._launch_seconds,
+            wait, commit, grammar, plan.num_sampled, self._launched_at, landed_at,
+        )  # fmt: skip

@@ -84,7 +84,8 @@ class GpuRank:
         engine_bytes = self._engines.num_bytes
         self.buffers = StepBuffers(self.device, layout, engine_bytes=engine_bytes, num_slots=self.rules.num_in_flight)
         self.inputs = [
-            {shape: StepInputs(slot.fill(shape)) for shape in program.step_shapes} for slot in self.buffers.slots
+            {shape: StepInputs(slot.fill(shape), slot.plain(shape)) for shape in program.step_shapes}
+            for slot in self.buffers.slots
         ]
         self.lines = StateLines(self.device, self.buffers)
         upload_weights(self._folder / _WEIGHTS, self.buffers, self.stream, progress)

@@ -106,11 +106,11 @@ class Graphs:
         """
         part = self._parts[0] if part is None else part
         assert part in self._parts, f"{part} is not a part of a step: {', '.join(self._parts)}"
-        graph = self._graphs.get((shape.key, part))
+        graph = self._graphs.get((shape.key, part))  # of all parts or none
         if graph is None and self._refuses(shape):
             raise DeviceError(f"{shape.key} is not captured, and graphs are strict: {self._reason(shape)}")
         if part == self._parts[0]:
-            self._count(shape, live_tokens)
+            self._count(shape, live_tokens, is_replayed=graph is not None)
         if graph is None:
             self._record(shape, part, self._stream)
         else:
@@ -145,13 +145,14 @@ class Graphs:
     def _reason(self, shape: StepShape) -> str:
         return self._failures.get(shape.key, "it was not among the shapes to capture")
 
-    def _count(self, shape: StepShape, live_tokens: int) -> None:
-        if (shape.key, self._parts[0]) not in self._graphs:
-            self.coverage.eager[shape.key, self._reason(shape)] += 1
-            return
-        self.coverage.replayed[shape.key] += 1
-        self.coverage.live_tokens += live_tokens
-        self.coverage.padded_tokens += shape.tokens
+    def _count(self, shape: StepShape, live_tokens: int, *, is_replayed: bool) -> None:
+        coverage = self.coverage
+        if is_replayed:
+            coverage.replayed[shape.key] += 1
+            coverage.live_tokens += live_tokens
+            coverage.padded_tokens += shape.tokens
+        else:
+            coverage.eager[shape.key, self._reason(shape)] += 1
 
 
 def _by_shape(item: tuple[str, int]) -> tuple[str, int]:

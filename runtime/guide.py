@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from ostinato.plugins.sampling_rows import I32
@@ -16,4 +17,13 @@ class Guide(Protocol):
 
     def accept(self, token_id: int) -> None:
         """The request's next token."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that must come next and need not be sampled, each to be accepted like any other; often none."""
+        ...
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the output is whole and its end was accepted: nothing may follow."""
         ...

@@ -74,6 +74,7 @@ class Loop:
         self._is_busy = False
         self._progress_at = clock()
         self._failures_in_a_row = 0
+        self._grammar_seconds = 0.0  # up to the step that landed last
 
     def submit(self, request: Request) -> None:
         """Queue a request for the next step."""
@@ -83,8 +84,13 @@ class Loop:
         """Take a request out before the next step. Nothing happens if it has ended."""
         self._inbox.put(partial(self.scheduler.abort, request_id))
 
+    def ask(self, question: Callable[[], None]) -> None:
+        """Have `question` look at the scheduler between two steps, on the loop's thread. It must not raise."""
+        self._inbox.put(question)
+
     def step(self) -> list[Event]:
         """Launch what the executor has room for, then wait for the oldest step: at most one event a request of it."""
+        self.clock.enter("plan")
         self._drain_inbox()
         if (trouble := self._executor.trouble) is not None:
             self._give_up(trouble)
@@ -103,15 +109,14 @@ class Loop:
 
     def _launch(self) -> bool:
         """The next step, if there is one now."""
-        clock = self._clock
-        started = clock()
         plan = self.scheduler.plan()
+        self.clock.wait_for(self.scheduler.waiting_reason)
         if plan is None:
             return False
-        flight = Flight(plan, plan_seconds=clock() - started)
+        flight = Flight(plan)
         self._flights.append(flight)
         try:
-            flight.launch(self._packer, self._executor, clock)
+            flight.launch(self._packer, self._executor, self.clock)
         except Exception as error:
             flight.error = error
         except BaseException:
@@ -122,8 +127,9 @@ class Loop:
     def _land(self) -> None:
         """Take the oldest step's outcome in; the next one can then be sampled."""
         flight = self._flights[0]
+        self.clock.enter("wait")
         try:
-            sampled = flight.wait(self._clock)
+            sampled = flight.wait()
         except Exception as error:
             self._fail(flight, error)
         except BaseException:
@@ -134,12 +140,16 @@ class Loop:
         self._sample_next()
 
     def _commit(self, flight: Flight, sampled: Sampled) -> None:
-        started = self._clock()
+        clock = self.clock
+        wait = clock.enter("commit")
+        landed_at = clock.entered_at
         self._flights.popleft()
         self._failures_in_a_row = 0
         self._events += self.scheduler.commit(flight.plan, sampled)
         if self.observe_step is not None:
-            self.observe_step(flight.times(self._clock() - started))
+            commit = clock.enter("commit")
+            grammar, self._grammar_seconds = self._grammar_seconds, clock.seconds("grammar")
+            self.observe_step(flight.times(wait, commit, self._grammar_seconds - grammar, landed_at))
 
     def _sample_next(self) -> None:
         """Give the oldest step the masks that hung on the one before it."""
@@ -147,7 +157,7 @@ class Loop:
             return
         flight = self._flights[0]
         try:
-            flight.sample(self._packer, self._clock)
+            flight.sample(self._packer, self.clock)
         except Exception as error:
             flight.error = error
         except BaseException:
@@ -194,7 +204,9 @@ class Loop:
         """Drive the loop on the caller's thread; yields each step's events until no request is left."""
         assert self._thread is None, "the loop has its own thread"
         while not self._is_idle():
-            yield self.step()
+            events = self.step()
+            self.clock.enter("idle")
+            yield events
         self.scheduler.pages.check_integrity()
 
     def start(self, sink: Sink) -> None:
@@ -229,8 +241,11 @@ class Loop:
     def _sleep(self) -> None:
         """Check the books and wait for a request."""
         self.scheduler.pages.check_integrity()
+        self.clock.enter("idle")
         self._is_busy = False
         self._drain_inbox(wait=True)
+        while self._is_idle() and not self._is_stopping:  # somebody only looked
+            self._drain_inbox(wait=True)
         self._progress_at = self._clock()
         self._is_busy = True
 
@@ -238,6 +253,11 @@ class Loop:
     def is_alive(self) -> bool:
         """Whether a thread drives the loop."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no step will ever run again, though one was to. May be read from any thread."""
+        return self._thread is not None and (not self._thread.is_alive() or self._executor.trouble is not None)
 
     def trouble(self) -> str | None:
         """Why the loop can't be relied on now, None if it can. May be read from any thread."""

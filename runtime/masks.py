@@ -14,6 +14,7 @@ from ostinato.plugins.sampling_rows import I32
 
 from .plan import Plan
 from .request import Request, Status
+from .timeline import guiding
 
 WORD_BITS = 32  # of a mask
 ALL = -1  # a word, and a line's number where it has no mask
@@ -72,7 +73,9 @@ class Masks:
             if request.status is not Status.FINISHED:  # else what is sampled will be thrown away
                 self._fill(words, request)
                 if number < request.params.min_tokens and request.stop_ids:
-                    words &= self._without(request.stop_ids)
+                    others = words & self._without(request.stop_ids)
+                    if others.any():  # else the output can only end here, or needs that token: the form wins
+                        words[:] = others
         return masks
 
     def late(self, plan: Plan) -> I32:
@@ -84,7 +87,8 @@ class Masks:
         """A guide that fails allows nothing, which ends its request and no other."""
         assert request.guide is not None, "no guide to ask"
         try:
-            request.guide.fill_mask(words)
+            with guiding(request.timeline):
+                request.guide.fill_mask(words)
         except Exception as error:
             logger.exception("the guide of request %d failed", request.id)
             request.fault = error

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from .call import CallRecord
+from .critical_path import SPANS
 from .graphs import Coverage
 from .scheduler import Scheduler
+from .tally import Tallies, Tally
+from .timeline import REASONS, Segment, Stage
 
 PREFIX = "ostinato:"
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 PHASES = ("decode", "prefill")
 
-_FIRST_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.5, 5, 10, 20, 40, 80, 160)
-_BETWEEN_TOKENS_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 5, 10)
-_WHOLE_REQUEST_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100, 200, 400, 800)
+# vLLM's buckets, so that its dashboards and alerts fit; the shortest ones between tokens are ours.
+_FIRST_TOKEN_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+_BETWEEN_TOKENS_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80),
+)
+_REQUEST_SECONDS = (
+    *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60),
+    *(120, 240, 480, 960, 1920, 7680),
+)
+_SPAN_SECONDS = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 60)
+_STEP_TOKENS = tuple(2**power for power in (0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
+_REQUEST_TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
 
 class Metrics:
-    """Counters and histograms of one server. A request here is one choice of a call."""
+    """Counters and histograms of one server. A request here is one choice of a call; spans are of calls."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -34,21 +51,82 @@ class Metrics:
             "inter_token_latency_seconds", "Between two tokens of one request.", _BETWEEN_TOKENS_SECONDS
         )
         self.request_seconds = self._histogram(
-            "e2e_request_latency_seconds", "From submission to the last token.", _WHOLE_REQUEST_SECONDS
+            "e2e_request_latency_seconds", "From submission to the last token.", _REQUEST_SECONDS
         )
+        self._watch_stages()
+        self.iteration_tokens = self._histogram("iteration_tokens_total", "Tokens of a step.", _STEP_TOKENS)
+        self.request_prompt_tokens = self._histogram(
+            "request_prompt_tokens", "Prompt tokens of a request that has ended.", _REQUEST_TOKENS
+        )
+        self.request_generation_tokens = self._histogram(
+            "request_generation_tokens", "Tokens generated for a request that has ended.", _REQUEST_TOKENS
+        )
+        self.slow_readers = self._counter("slow_readers", "Answers given up because their reader did not read.")
+        spans = Tallies(
+            PREFIX + "request_span_seconds", "Where the calls' time went; a call's spans add up to it.",
+            _SPAN_SECONDS, "span", SPANS,
+        )  # fmt: skip
+        self._registry.register(spans)
+        self._spans = spans.by_value
         finished = Counter(
             PREFIX + "request_success", "Requests ended, by reason.", ["finished_reason"], registry=self._registry
         )
         self.finished = {reason: finished.labels(reason) for reason in FINISHED_REASONS}
 
+    def _watch_stages(self) -> None:
+        self._stage_seconds = {
+            stage: self._histogram(f"request_{name}_time_seconds", text, _REQUEST_SECONDS)
+            for stage, name, text in (
+                (Stage.QUEUE, "queue", "A request's time in the queue."),
+                (Stage.PREFILL, "prefill", "A request's time in its prompt, from its start or restart."),
+                (Stage.DECODE, "decode", "A request's time from its first token on."),
+            )
+        }
+        self._inference_seconds = self._histogram(
+            "request_inference_time_seconds", "A request's time in steps.", _REQUEST_SECONDS
+        )
+        self._per_token_seconds = self._histogram(
+            "request_time_per_output_token_seconds", "A request's decode time by its tokens after the first.",
+            _BETWEEN_TOKENS_SECONDS,
+        )  # fmt: skip
+
+    def count_end(
+        self, reason: str, seconds: float, num_prompt: int, num_output: int, segments: Sequence[Segment]
+    ) -> None:
+        """A request has ended, `seconds` after it was submitted; `segments` are its turns."""
+        self.finished[reason].inc()
+        self.request_seconds.observe(seconds)
+        self.request_prompt_tokens.observe(num_prompt)
+        self.request_generation_tokens.observe(num_output)
+        if not segments:
+            return
+        totals = dict.fromkeys(Stage, 0.0)
+        for stage, began_at, ended_at, _ in segments:
+            totals[stage] += ended_at - began_at
+        for stage, histogram in self._stage_seconds.items():
+            histogram.observe(totals[stage])
+        self._inference_seconds.observe(totals[Stage.PREFILL] + totals[Stage.DECODE])
+        if num_output > 1 and totals[Stage.DECODE]:
+            self._per_token_seconds.observe(totals[Stage.DECODE] / (num_output - 1))
+
+    def count_call(self, record: CallRecord) -> None:
+        """A call is over."""
+        if record.is_slow:
+            self.slow_readers.inc()
+        for name, seconds in record.spans.items():
+            self._spans[name].observe(seconds)
+
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(PREFIX + name, text, registry=self._registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(PREFIX + name, text, buckets=buckets, registry=self._registry)
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Tally:
+        family = Tallies(PREFIX + name, text, bounds)
+        self._registry.register(family)
+        return family.by_value[""]
 
-    def watch(self, scheduler: Scheduler) -> None:
-        """Show what the scheduler counts, read at each scrape."""
+    def watch(self, scheduler: Scheduler, reason: Callable[[], str]) -> None:
+        """Show what the scheduler counts, and why who waits has to, read at each scrape."""
+        self._registry.register(_WaitingByReason(scheduler, reason))
         pages = scheduler.pages
         self._gauge("num_requests_running", "Requests with KV blocks.", lambda: scheduler.num_running)
         self._gauge("num_requests_waiting", "Requests that wait for their turn.", lambda: scheduler.num_waiting)
@@ -91,6 +169,23 @@ class _ReadCounter(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         yield CounterMetricFamily(self._name, self._text, value=self._read())
+
+
+class _WaitingByReason(Collector):
+    """Who waits, under the one reason that holds now."""
+
+    def __init__(self, scheduler: Scheduler, reason: Callable[[], str]) -> None:
+        self._scheduler = scheduler
+        self._reason = reason
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            PREFIX + "num_requests_waiting_by_reason", "Requests that wait, by what they wait for.", labels=["reason"]
+        )
+        now, num_waiting = self._reason(), self._scheduler.num_waiting
+        for reason in REASONS:
+            family.add_metric([reason], num_waiting if reason == now else 0)
+        yield family
 
 
 class _GraphSteps(Collector):

@@ -56,7 +56,7 @@ class OpenVINOExecutor:
         core = ov.Core()
         compiled = compile_graph(core, read_graph(core, bundle), bundle, num_threads)
         progress("read and compile the graph", 1, 1)
-        self.rules = StepRules(pad_tokens(limits))
+        self.rules = StepRules(pad_tokens(limits), samples_in_wait=True)
         self._observe_logits = observe_logits
         self._limits = limits
         self._is_exact = bundle.manifest.weights == "float32"

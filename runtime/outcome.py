@@ -10,7 +10,7 @@ from ostinato.plugins.sampling_rows import Sampled
 from .guide import Guide
 from .plan import PlanRow, new_tuple
 from .request import STEP_FAILED, Event, Request, TokenLogprob
-from .timeline import Stage
+from .timeline import Stage, guiding
 
 NO_TOKEN = -1  # the sampler's answer where no token is legal
 
@@ -68,33 +68,62 @@ def _take_token(request: Request, lines: SampledLines, line: int) -> Event:
         finish = "stop"
     elif num_output + 1 == request.max_tokens:
         finish = "length"
-    if request.guide is not None and not _guide(request, request.guide, token_id):
-        return _unguided(request)
+    forced: tuple[int, ...] = ()
+    if request.guide is not None:
+        try:
+            with guiding(request.timeline):
+                finish, forced = _guide(request, request.guide, token_id, finish)
+        except Exception as error:
+            logger.exception("the guide of request %d failed", request.id)
+            request.fault = error
+            return _unguided(request)
     logprob = None if params.logprobs is None else lines.logprob(line, token_id, params.logprobs)
     if num_output:
-        event = new_tuple(Event, (request.id, token_id, logprob, finish, None, 0, None, ()))
+        event = new_tuple(Event, (request.id, token_id, logprob, finish, None, 0, None, forced))
     else:
-        event = _event(request, token_id, logprob, finish)
+        event = _event(request, token_id, logprob, finish, forced)
+    if request.is_catching_up:
+        request.is_catching_up = False
         request.turn(Stage.DECODE)
     tokens.append(token_id)
+    tokens += forced
     return event
 
 
-def _guide(request: Request, guide: Guide, token_id: int) -> bool:
-    """Tell the guide; False if it raised."""
-    try:
-        guide.accept(token_id)
-    except Exception as error:
-        logger.exception("the guide of request %d failed", request.id)
-        request.fault = error
-        return False
-    return True
+def _guide(request: Request, guide: Guide, token_id: int, finish: str | None) -> tuple[str | None, tuple[int, ...]]:
+    """Tell the guide: (how the request ends with that, the tokens that it forces next). Its end is an end in any case.
+
+    A forced token ends it by the same rules as a sampled one.
+    """
+    guide.accept(token_id)
+    if guide.has_ended:
+        return "stop", ()
+    taken: list[int] = []
+    num_output = request.num_output + 1
+    while finish is None and (forced := guide.forced()):
+        for token_id in forced:
+            guide.accept(token_id)
+            taken.append(token_id)
+            if token_id in request.stop_ids and num_output >= request.params.min_tokens:
+                finish = "stop"
+            elif num_output + 1 == request.max_tokens:
+                finish = "length"
+            num_output += 1
+            if finish is not None:
+                break
+    return finish, tuple(taken)
 
 
-def _event(request: Request, token_id: int | None, logprob: TokenLogprob | None, finish: str | None) -> Event:
+def _event(
+    request: Request,
+    token_id: int | None,
+    logprob: TokenLogprob | None,
+    finish: str | None,
+    forced: tuple[int, ...] = (),
+) -> Event:
     """The request's first event."""
     prompt_logprobs = None if request.params.prompt_logprobs is None else tuple(request.prompt_logprobs)
-    return Event(request.id, token_id, logprob, finish, None, request.num_cached, prompt_logprobs)
+    return Event(request.id, token_id, logprob, finish, None, request.num_cached, prompt_logprobs, forced)
 
 
 def _no_token(request: Request) -> Event:

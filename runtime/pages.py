@@ -91,6 +91,10 @@ class Pages:
         """Blocks that no request holds."""
         return len(self._blank) + len(self._cached)
 
+    def books(self) -> tuple[list[int], list[int]]:
+        """Copies for who looks from outside: the holders of each block, and the cached blocks."""
+        return self._num_holders.copy(), list(self._cached)
+
     def admit(self, request: Request, headroom: int = 0) -> bool:
         """Give a request blocks for all its tokens, shared ones first; False if `headroom` would not stay free.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +24,21 @@ MAX_STOP_IDS = 1024
 SEED_BITS = 64
 STEP_FAILED = "backend_failure"  # the code of an error that is the server's own
 
+RANGES: Mapping[str, tuple[float, float]] = {  # of SamplingParams' fields where they are not None
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "n": (1, MAX_N),
+    "min_tokens": (0, 2**31 - 1),
+    "max_tokens": (0, 2**31 - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "seed": (-(2 ** (SEED_BITS - 1)), 2**SEED_BITS - 1),
+}
+BIAS_RANGE = (-100.0, 100.0)
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _INTEGERS = ("top_k", "min_tokens", "n")
 _OPTIONAL_INTEGERS = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
@@ -60,25 +75,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_types()
-        _in_range("temperature", self.temperature, 0.0, 100.0)
-        _in_range("top_p", self.top_p, 0.0, 1.0)
-        _in_range("min_p", self.min_p, 0.0, 1.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _in_range("n", self.n, 1, MAX_N)
-        _in_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
-        if self.max_tokens is not None:
-            _in_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
-            if self.min_tokens > self.max_tokens:
-                raise RequestError(
-                    f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}", param="min_tokens"
-                )
-        for name in ("logprobs", "prompt_logprobs"):
+        for name, (low, high) in RANGES.items():
             if (value := getattr(self, name)) is not None:
-                _in_range(name, value, 0, MAX_LOGPROBS)
-        if self.seed is not None:
-            _in_range("seed", self.seed, -(2 ** (SEED_BITS - 1)), 2**SEED_BITS - 1)
+                _in_range(name, value, low, high)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}", param="min_tokens")
         self._check_stops()
         self._check_bias()
 
@@ -122,7 +123,7 @@ class SamplingParams:
                 param="logit_bias",
             )
         for _, value in self.logit_bias:
-            _in_range("logit_bias", value, -100.0, 100.0)
+            _in_range("logit_bias", value, *BIAS_RANGE)
 
     @property
     def has_penalties(self) -> bool:
@@ -192,6 +193,7 @@ class Request:
     num_planned: int = 0  # num_computed once every step in flight is done
     num_in_flight: int = 0  # steps in flight that hold a row of it
     pending_line: int = -1  # in the newest step in flight, the sampled line that its next row is fed from, or -1
+    is_catching_up: bool = False  # from its start, or restart, until it samples its next token
     fault: Exception | None = None  # what its guide raised
     timeline: Timeline | None = None  # where its time goes, if somebody wants to know
     tenant: str = ""  # whose it is: tenants have shares of the rows, if that is configured

@@ -14,6 +14,7 @@ from ostinato.plugins.sampling_rows import I32
 
 from .plan import PlanRow
 from .request import Request, Status
+from .steady import SteadyRows
 
 Index = NDArray[np.intp]  # of an array: NumPy takes no other type as fast
 
@@ -39,13 +40,15 @@ class RowSet:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """A plan's rows, one column a field of PlanRow."""
+    """A plan's rows, one column a field of PlanRow. `steady`: they are step number `step` of such rows."""
 
     row_set: RowSet
     starts: I32  # [B]
     ends: I32  # [B]
     num_sampled: tuple[int, ...]
     fed_from: I32 | None  # [B]; None where no token comes from the step before
+    steady: SteadyRows | None = None
+    step: int = 0
 
     @property
     def requests(self) -> tuple[Request, ...]:

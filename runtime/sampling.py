@@ -22,14 +22,17 @@ class SamplingPacker:
     """Makes SamplingRows. Arrays of one step may be shared with the next, so nobody writes to them.
 
     Counts are host arrays that follow `Request.tokens`, so a row with penalties is not fed from the step before.
+    With `asks_guides_late` the masks of guided lines are made by `fill_masks`, which is called after each `pack`.
     """
 
-    def __init__(self, vocab_size: int, max_rows: int, num_kept: int = 1) -> None:
+    def __init__(self, vocab_size: int, max_rows: int, num_kept: int = 1, *, asks_guides_late: bool = False) -> None:
         self._vocab_size = vocab_size
         self._maker = LinesMaker(vocab_size, max_rows, num_kept)
         self._lines: Lines | None = None
         self._rows: SamplingRows
         self._counted: list[Request] = []
+        self._asks_late = asks_guides_late
+        self._unfilled: tuple[I32, Lines, I32] | None = None  # masks [S, W], whose they are, numbers of outputs [S]
 
     def pack(self, rows: StepRows) -> SamplingRows:
         """One line per sampled position, in the order of the rows."""
@@ -46,12 +49,32 @@ class SamplingPacker:
             self._rows = _rows(lines)
         for request in self._counted:
             _count_outputs(request)
+        self._unfilled = None
         num_output = lines.num_output(rows)
-        masks = self._maker.step_masks(lines, rows, num_output)
+        masks = self._maker.step_masks(lines, rows, num_output, with_guides=not self._asks_late)
         assert not masks.num_late, "a guided row is fed from the step before, which the host's sampler can't take"
-        if lines.is_argmax and masks is lines.unmasked:
+        allowed = _allowed(masks)
+        if self._asks_late and lines.guided:
+            if allowed is None:
+                allowed = np.full((len(lines.requests), self._maker.masks.num_words), ALL, np.int32)
+            self._unfilled = (allowed, lines, num_output)
+        if lines.is_argmax and allowed is None:
             return self._rows
-        return replace(self._rows, uniforms=self._maker.uniforms(lines, num_output), allowed=_allowed(masks))
+        return replace(self._rows, uniforms=self._maker.uniforms(lines, rows, num_output), allowed=allowed)
+
+    @property
+    def lacks_masks(self) -> bool:
+        """Whether guides are still to be asked for the rows packed last."""
+        return self._unfilled is not None
+
+    def fill_masks(self) -> None:
+        """Ask them."""
+        if self._unfilled is None:
+            return
+        allowed, lines, num_output = self._unfilled
+        self._unfilled = None
+        requests = [lines.requests[line] for line in lines.guided]
+        allowed[lines.guided] = self._maker.masks.guided(requests, num_output[lines.guided].tolist())
 
     def _start_counting(self, request: Request) -> None:
         if request.counts is None:

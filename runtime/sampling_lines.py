@@ -15,6 +15,7 @@ from .masks import ALL, Guards, Masks, StepMasks
 from .request import Request
 from .row_sets import Index, RowSet, StepRows
 from .sampling_seats import SamplingSeats, num_prompt_logprobs
+from .steady import SteadyRows
 
 Array = TypeVar("Array", I32, Index)
 
@@ -53,6 +54,9 @@ class LinesMaker:
         self.masks = Masks(vocab_size)
         self.seats = SamplingSeats(vocab_size, max_rows)
         self._kept: deque[Lines] = deque(maxlen=num_kept)
+        self._steady: SteadyRows | None = None
+        self._upcoming: F32 = np.zeros((0, 0), np.float32)  # the uniforms of its lines in steps from `_first_step` on
+        self._first_step = 0
 
     def find(self, rows: StepRows) -> Lines:
         """One line per sampled position, in the order of the rows.
@@ -68,11 +72,12 @@ class LinesMaker:
             self._kept.append(lines)
         return lines
 
-    def step_masks(self, lines: Lines, rows: StepRows, num_output: I32) -> StepMasks:
+    def step_masks(self, lines: Lines, rows: StepRows, num_output: I32, *, with_guides: bool = True) -> StepMasks:
         """Which tokens each line may give; nothing is made while every one may give all."""
         guards = lines.guards
         guarded = None if guards is None else num_output < guards.until
-        if not (lines.forced or lines.guided or (guarded is not None and guarded.any())):
+        guided = lines.guided if with_guides else []
+        if not (lines.forced or guided or (guarded is not None and guarded.any())):
             return lines.unmasked
         masks, mask_rows = [self.masks.none], np.full(len(lines.requests), ALL, np.int32)
         if guards is not None and guarded is not None:
@@ -83,24 +88,35 @@ class LinesMaker:
             mask_rows[list(lines.forced)] = [first + number[token] for token in lines.forced.values()]
             masks.append(self.masks.forced(list(number)))
         num_late = 0
-        if lines.guided:
+        if guided:
             is_fed = np.zeros(len(mask_rows), np.bool_) if rows.fed_from is None else lines.of_rows(rows.fed_from) >= 0
-            known = [line for line in lines.guided if not is_fed[line]]
-            late = [line for line in lines.guided if is_fed[line]]
-            mask_rows[known + late] = sum(map(len, masks)) + np.arange(len(lines.guided))
+            known = [line for line in guided if not is_fed[line]]
+            late = [line for line in guided if is_fed[line]]
+            mask_rows[known + late] = sum(map(len, masks)) + np.arange(len(guided))
             masks.append(self.masks.guided([lines.requests[line] for line in known], num_output[known].tolist()))
             num_late = len(late)
         return StepMasks(np.concatenate(masks), mask_rows, num_late)
 
-    def uniforms(self, lines: Lines, num_output: I32) -> F32:
+    def uniforms(self, lines: Lines, rows: StepRows, num_output: I32) -> F32:
         """[S]"""
         if lines.is_argmax:
             return lines.undrawn
+        if rows.steady is not None:
+            return self._steady_uniforms(lines, rows, num_output)
         if lines.drawing is None:
             return self.seats.uniforms(lines.seats, num_output)
         drawn = lines.undrawn.copy()
         drawn[lines.drawing] = self.seats.uniforms(lines.seats[lines.drawing], num_output[lines.drawing])
         return drawn
+
+    def _steady_uniforms(self, lines: Lines, rows: StepRows, num_output: I32) -> F32:
+        """Of rows that come to their next tokens together."""
+        ahead = rows.step - self._first_step
+        if rows.steady is not self._steady or not 0 <= ahead < len(self._upcoming):
+            self._upcoming = self.seats.upcoming(lines.seats, num_output)
+            self._steady, self._first_step, ahead = rows.steady, rows.step, 0
+        uniforms: F32 = self._upcoming[ahead]
+        return uniforms
 
     def _make(self, rows: StepRows) -> Lines:
         row_set, counts = rows.row_set, np.array(rows.num_sampled, np.int32)

@@ -60,6 +60,18 @@ class SamplingSeats:
 
     def uniforms(self, seats: Index, num_output: I32) -> F32:
         """The uniform of each seat's output token of that number, [S]."""
+        drawn: F32 = self._drawn[seats, self._ahead(seats, num_output)]
+        return drawn
+
+    def upcoming(self, seats: Index, num_output: I32) -> F32:
+        """The same, and below it those of the tokens that follow, for as long as each is drawn, [n, S]."""
+        ahead = self._ahead(seats, num_output)
+        tokens = np.arange(DRAW_AHEAD - ahead.max(initial=0))[:, None]
+        drawn: F32 = self._drawn[seats, ahead + tokens]
+        return drawn
+
+    def _ahead(self, seats: Index, num_output: I32) -> I32:
+        """How far each seat's token is in what is drawn for it; who has come to the end draws."""
         ahead = num_output - self._first[seats]
         is_out = ahead.view(np.uint32) >= DRAW_AHEAD  # before the first, too
         if is_out.any():
@@ -68,8 +80,7 @@ class SamplingSeats:
             which = is_new if (is_new == is_out).all() else np.ones(len(seats), np.bool_)
             self._draw(seats[which], num_output[which])
             ahead[which] = 0
-        drawn: F32 = self._drawn[seats, ahead]
-        return drawn
+        return ahead
 
     def _draw(self, seats: Index, first: I32) -> None:
         shape = (len(seats), DRAW_AHEAD)

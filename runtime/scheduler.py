@@ -6,26 +6,27 @@ gives its blocks up, waits at the front of the line, and computes its prompt and
 
 Where several steps are in flight, step N + 1 is planned before the tokens of N are known: a row that N samples is fed
 from it (`PlanRow.fed_from`), or waits for its turn where the executor feeds no tokens. What N then shows to be over
-is dropped when N + 1 lands. Blocks come back when no step holds a row of their request.
+is dropped when N + 1 lands. Blocks come back when no step holds a row of their request. While rows decode and nothing
+else happens, steps are planned and committed for all of them at once (`in_flight`).
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
 
 from ostinato.engines.errors import RequestError
 from ostinato.engines.sizes import Limits
 from ostinato.plugins.sampling_rows import Sampled
 
+from .admission import Admission
 from .executor import StepRules
+from .in_flight import StepsInFlight
 from .outcome import SampledLines, apply_samples
 from .pages import Pages
 from .plan import Plan, PlanRow, new_tuple
 from .request import Event, Request, Status
 from .room import Room
 from .timeline import Stage
-from .waiting import Waiter, WaitingLine, may_overtake
 
 
 class Scheduler:
@@ -52,11 +53,11 @@ class Scheduler:
             ),
             limits.max_rows,
         )
-        self._line = WaitingLine()
+        self.admission = Admission(limits, pages)
+        self._line = self.admission.line
         self._running: list[Request] = []  # by priority, then by admission
         self._requests: dict[int, Request] = {}
-        self._in_flight: deque[Plan] = deque()
-        self._is_stuck = False  # no waiter could start, and since then nothing came that could help one
+        self._in_flight = StepsInFlight(rules, pages, limits.block_size)
 
     @property
     def num_running(self) -> int:
@@ -65,6 +66,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._line)
+
+    @property
+    def waiting_reason(self) -> str:
+        """Why who waits has to, one of `timeline.REASONS`."""
+        return self.admission.reason(len(self._running))
 
     @property
     def is_idle(self) -> bool:
@@ -83,7 +89,7 @@ class Scheduler:
         self._requests[request.id] = request
         self._line.add(request)
         request.turn(Stage.QUEUE)
-        self._is_stuck = False
+        self.admission.is_stuck = False
         return None
 
     def abort(self, request_id: int) -> Event | None:
@@ -98,25 +104,34 @@ class Scheduler:
             self._line.leave(request_id)
             self._forget(request)
         else:
+            self.settle()
             self._end([request])
         return Event(request_id, None, None, "abort", None, request.num_cached)
 
     def preempt(self, request: Request) -> None:
         """Take a running row's blocks back and let it wait at the front, its tokens kept."""
         assert not self._in_flight, "a step is running"
+        self.settle()
         self._running.remove(request)
         self.pages.release(request)
         request.num_planned = 0
         request.status = Status.WAITING
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self._line.add_front(request)
+        self.admission.preempted(request)
         request.turn(Stage.QUEUE)
-        self._is_stuck = False
+
+    def settle(self) -> None:
+        """Let requests note how far they are: before somebody looks at one that runs."""
+        self._in_flight.settle()
 
     def plan(self) -> Plan | None:
         """The next step; None if there is nothing to do, or nothing before a step in flight has landed."""
         assert len(self._in_flight) < self._rules.num_in_flight, f"{len(self._in_flight)} steps are in flight"
+        running, steps = self._running, self._in_flight
+        if not self.admission.may_start(len(running)) and (plan := steps.launch_steady(running)) is not None:
+            return plan
+        self.settle()
         num_preemptions = self.num_preemptions
         rows = self._decoding()
         if rows is None:
@@ -128,34 +143,25 @@ class Scheduler:
                 if len(request.tokens) - request.num_planned > 1 and self._may_plan(request):
                     room.add(request)
         if num_preemptions == self.num_preemptions:  # what was just preempted would only come back to be preempted
-            self._admit(room)
+            for request in self.admission.starting(self._running, room):
+                self._start(request)
+                room.add(request)
         if not rows:
             assert self._in_flight or not self._requests, f"{len(self._line)} requests wait and none can run"
             return None
         plan = Plan(tuple(rows), limits.max_step_tokens - room.num_tokens, limits.max_rows - room.num_sampled)
-        self._launch(plan)
+        self._in_flight.launch(plan)
         return plan
-
-    def _launch(self, plan: Plan) -> None:
-        """Note what the step will have done, and which rows the next one can be fed from it."""
-        self._in_flight.append(plan)
-        feeds = self._rules.feeds_tokens and self._rules.num_in_flight > 1
-        line = -1
-        for request, _, end, num_sampled, fed_from in plan.rows:
-            request.num_planned = end
-            request.num_in_flight += 1
-            line += num_sampled
-            if feeds:
-                ends_at_last = fed_from >= 0 or (end == len(request.tokens) and request.is_scored)
-                goes_on = ends_at_last and end + 1 < request.num_prompt + request.max_tokens
-                request.pending_line = line if goes_on else -1
 
     def commit(self, plan: Plan, sampled: Sampled) -> list[Event]:
         """Take a step's results in: at most one event a request, in the order of the plan's rows."""
-        self._land(plan)
+        if (events := self._in_flight.commit_steady(plan, sampled)) is not None:
+            return events
+        self.settle()
+        self._in_flight.land(plan)
         block_size, finished = self._limits.block_size, Status.FINISHED
         lines = SampledLines(sampled)
-        events: list[Event] = []
+        events = []
         ended: list[Request] = []
         line = 0
         for row in plan.rows:
@@ -166,7 +172,7 @@ class Scheduler:
                 request.num_computed = end
                 if end // block_size > start // block_size:
                     self.pages.register(request)
-                    self._is_stuck &= start >= request.num_prompt  # a waiter may share the prompt
+                    self.admission.is_stuck &= start >= request.num_prompt  # a waiter may share the prompt
                 if num_sampled and (event := apply_samples(row, lines, line)) is not None:
                     events.append(event)
                     if event[3] is not None:
@@ -179,7 +185,8 @@ class Scheduler:
 
     def fail(self, plan: Plan, error: RequestError) -> list[Event]:
         """End every row of a step that gave no results."""
-        self._land(plan)
+        self.settle()
+        self._in_flight.land(plan)
         requests = [row.request for row in plan.rows]
         live = [request for request in requests if request.status is not Status.FINISHED]
         self._end(requests)
@@ -189,40 +196,33 @@ class Scheduler:
         """End every request, those that wait too; what is in flight will not land."""
         events: list[Event] = []
         while self._in_flight:
-            events += self.fail(self._in_flight[0], error)
+            events += self.fail(self._in_flight.oldest, error)
         for request in list(self._requests.values()):
             self.abort(request.id)
             events.append(Event(request.id, None, None, "error", error, request.num_cached))
         return events
 
-    def _land(self, plan: Plan) -> None:
-        assert self._in_flight, "no step is in flight"
-        assert plan is self._in_flight[0], "an older step is in flight"
-        self._in_flight.popleft()
-        for row in plan.rows:
-            request = row[0]
-            request.num_in_flight -= 1
-            if not request.num_in_flight:
-                request.pending_line = -1
-
     def _decoding(self) -> list[PlanRow] | None:
         """One token of each row that computed all others; None if a block must be taken back and a step is in flight.
 
-        Victims stand at the end, so they are not planned yet.
+        Victims stand at the end, so they are not planned yet. Who has more to compute gets blocks here, too: the tokens
+        that a guide forced came after its start.
         """
         rows: list[PlanRow] = []
         most, block_size = self._most_decoding(), self._limits.block_size
         for request in self._running:
             start, line = request.num_planned, request.pending_line
-            if line < 0 and (len(request.tokens) - start != 1 or not self._may_plan(request)):
+            end = start + 1 if line >= 0 else len(request.tokens)
+            if end == start or (line < 0 and not self._may_plan(request)):
                 continue
-            if len(rows) == most:
-                break
-            if start >= len(request.blocks) * block_size and not self._grow(request, start + 1):
+            if end == start + 1 and len(rows) == most:
+                continue
+            if end > len(request.blocks) * block_size and not self._grow(request, end):
                 if self._in_flight:
                     return None
                 continue
-            rows.append(new_tuple(PlanRow, (request, start, start + 1, 1, line)))
+            if end == start + 1:
+                rows.append(new_tuple(PlanRow, (request, start, end, 1, line)))
         return rows
 
     def _most_decoding(self) -> int:
@@ -248,31 +248,10 @@ class Scheduler:
                 return False
         return True
 
-    def _admit(self, room: Room) -> None:
-        """Start waiters while rows, tokens and blocks last. One that lacks blocks may be overtaken, within bounds."""
-        if self._is_stuck:
-            return
-        blocked: list[Waiter] = []
-        num_running = len(self._running)
-        for waiter in self._line.ahead():
-            if len(self._running) == self._limits.max_rows or not room.num_tokens or not room.num_sampled:
-                return
-            if blocked and not may_overtake(blocked):
-                break
-            # A free block for each running row keeps a new one from being preempted at once.
-            if not self.pages.admit(waiter.request, headroom=len(self._running)):
-                blocked.append(waiter)
-                continue
-            for other in blocked:
-                other.num_overtaken += 1
-            self._start(waiter.request)
-            room.add(waiter.request)
-        self._is_stuck = bool(blocked) and len(self._running) == num_running
-
     def _start(self, request: Request) -> None:
-        self._line.leave(request.id)
         request.status = Status.RUNNING
         request.turn(Stage.PREFILL)
+        request.is_catching_up = True
         request.num_planned = request.num_computed
         insort(self._running, request, key=lambda running: running.priority)
         if request.num_preemptions == 0:
@@ -293,6 +272,4 @@ class Scheduler:
     def _forget(self, request: Request) -> None:
         self._requests.pop(request.id, None)
         request.status = Status.FINISHED
-        if request.timeline is not None:
-            request.timeline.end()
-        self._is_stuck = False
+        self.admission.is_stuck = False

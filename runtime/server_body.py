@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from .door import Door
+from .json_depth import check_depth
+from .serve_limits import ServeLimits
 from .wire_errors import HttpError
 
-MAX_BODY_BYTES = 8 * 2**20
-MAX_BODY_SECONDS = 30.0
 _MAX_INLINE_BYTES = 32 * 1024
 
 T = TypeVar("T")
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. HttpError: 415 for another media type, 413 past MAX_BODY_BYTES, 408 past MAX_BODY_SECONDS."""
+    """The whole body. HttpError: 415 for another media type, 413 for too many bytes, 408 where they are too slow, 503
+    where too much arrives at once. RequestError where its JSON is nested too deep.
+    """
+    door: Door = request.app.state.door
+    limits = door.limits
     _check_media_type(request)
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
-        raise _too_large()
+    if declared.isdigit() and int(declared) > limits.max_body_bytes:
+        raise _too_large(limits)
     try:
-        async with asyncio.timeout(MAX_BODY_SECONDS):
-            return await _read(request)
+        async with asyncio.timeout(limits.body_seconds):
+            raw = await _read(request, door)
     except TimeoutError:
-        raise HttpError(408, f"the body did not arrive within {MAX_BODY_SECONDS:.0f} s: send it faster") from None
+        raise HttpError(408, f"the body did not arrive within {limits.body_seconds:g} s: send it faster") from None
     except ClientDisconnect:
         raise HttpError(400, "the body ended early") from None  # nobody is left to read this
+    await digest(len(raw), partial(check_depth, raw, limits.max_json_depth))
+    return raw
 
 
 async def digest(num_bytes: int, work: Callable[[], T]) -> T:
@@ -37,15 +45,20 @@ async def digest(num_bytes: int, work: Callable[[], T]) -> T:
     return work() if num_bytes <= _MAX_INLINE_BYTES else await asyncio.to_thread(work)
 
 
-async def _read(request: Request) -> bytes:
-    parts = []
-    num_bytes = 0
-    async for part in request.stream():
-        num_bytes += len(part)
-        if num_bytes > MAX_BODY_BYTES:
-            raise _too_large()
-        parts.append(part)
-    return b"".join(parts)
+async def _read(request: Request, door: Door) -> bytes:
+    body = bytearray()  # not a list of parts, which may be a byte each
+    limits = door.limits
+    try:
+        async for part in request.stream():
+            body += part
+            door.num_arriving_bytes += len(part)
+            if len(body) > limits.max_body_bytes:
+                raise _too_large(limits)
+            if door.num_arriving_bytes > limits.max_arriving_bytes:
+                raise HttpError(503, "too many large bodies arrive at once: try again later", code="bodies_busy")
+        return bytes(body)
+    finally:
+        door.num_arriving_bytes -= len(body)
 
 
 def _check_media_type(request: Request) -> None:
@@ -56,5 +69,5 @@ def _check_media_type(request: Request) -> None:
         raise HttpError(415, "the content type is not application/json: set that header")
 
 
-def _too_large() -> HttpError:
-    return HttpError(413, f"the body exceeds {MAX_BODY_BYTES} bytes: send less", code="body_too_large")
+def _too_large(limits: ServeLimits) -> HttpError:
+    return HttpError(413, f"the body exceeds {limits.max_body_bytes} bytes: send less", code="body_too_large")

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
+from ostinato.engines.errors import RequestError
+
 from .answer import StreamAnswer, WholeAnswer
 from .answer_chat import ChatWriter
-from .bridge import Prompt
+from .bridge import Bridge, Prompt
 from .call import call_of
 from .door import Door
+from .grammar_spec import GrammarSpec
+from .serve_limits import ServeLimits
 from .server_body import digest, read_body
-from .wire import check_stream, parse_body
-from .wire_chat import ChatBody
+from .tool_offer import OfferedTools
+from .tool_prompt import for_template
+from .wire import check_stream, parse_body, renamed
+from .wire_chat import ChatBody, turns_of
+from .wire_limits import check_limits, check_total
 
 
 def chat_routes(door: Door) -> APIRouter:
@@ -22,18 +30,55 @@ def chat_routes(door: Door) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         call = call_of(request)
+        door.check_room()
         with call.span("parse"):
             raw = await read_body(request)
-            body = await digest(len(raw), partial(parse_body, ChatBody, raw))
+            ignored = None if door.strict_fields else call.ignored
+            body = await digest(len(raw), partial(parse_body, ChatBody, raw, ignored))
         bridge = door.find(body.model)
         check_stream(body)
-        params = body.params()
-        messages = [message.for_template() for message in body.messages]
+        call.wants_timings = bool(body.timings)
+        params = body.params(door.limits)
+        check_limits(params, 1, door.limits)
+        use = body.tool_use(door.limits)
+        tools = None if use is None else OfferedTools(use, bridge.tokenizer)
+        spec = await digest(len(raw), partial(_spec, body, tools, door.limits))
         with call.span("tokenize"):
-            token_ids = await digest(len(raw), partial(bridge.tokenizer.apply_chat_template, messages))
-        prompts = [Prompt(token_ids, params)]
-        stream = bridge.submit(prompts, call, salt=body.cache_salt or "", priority=body.priority or 0)
-        writer = ChatWriter(door.head("chatcmpl"), body, params.n, bridge.tokenizer)
+            token_ids = await digest(len(raw), partial(_prompt_ids, bridge, body, tools))
+        with call.span("grammar"):
+            grammar = None if spec is None else await bridge.grammars.compile(spec)
+        if tools is not None and tools.special_ids:  # the marks of calls must show
+            params = replace(params, skip_special_tokens=False)
+        prompts = [Prompt(token_ids, params, grammar)]
+        with renamed(body.names):
+            check_total(prompts, bridge.limits.max_context, door.limits)
+            stream = bridge.submit(prompts, call, salt=body.cache_salt or "", priority=body.priority or 0)
+        writer = ChatWriter(door.head("chatcmpl"), body, params.n, bridge.tokenizer, tools)
         return StreamAnswer(stream, writer) if body.stream else WholeAnswer(stream, writer)
 
     return router
+
+
+def _spec(body: ChatBody, tools: OfferedTools | None, limits: ServeLimits) -> GrammarSpec | None:
+    """What the answer is held to, if anything."""
+    form = body.grammar()
+    if tools is None or form is None:
+        return form if tools is None else tools.grammar(limits)
+    raise RequestError(
+        "tools and a form of the whole answer contradict each other: leave one of them out, or set tool_choice to none",
+        param=form.param,
+    )
+
+
+def _prompt_ids(bridge: Bridge, body: ChatBody, tools: OfferedTools | None) -> list[int]:
+    tokenizer = bridge.tokenizer
+    offered = () if tools is None else tools.for_template
+    messages, shown = for_template(tokenizer.tool_style, turns_of(body.messages), offered)
+    return tokenizer.apply_chat_template(
+        messages,
+        body.add_generation_prompt is not False,
+        shown,
+        continues_last=bool(body.continue_final_message),
+        variables=body.template_variables(),
+        max_tokens=bridge.limits.max_context,
+    )

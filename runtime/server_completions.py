@@ -8,17 +8,17 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from ostinato.engines.errors import RequestError
-
 from .answer import StreamAnswer, WholeAnswer
 from .answer_completions import NO_ECHO, CompletionWriter, Echo
 from .bridge import Bridge, Prompt
 from .call import call_of
 from .door import Door
+from .serve_limits import ServeLimits
 from .server_body import digest, read_body
 from .tokenizer import Tokenizer
-from .wire import MAX_CHOICES, check_stream, parse_body
+from .wire import check_stream, parse_body
 from .wire_completions import DEFAULT_MAX_TOKENS, CompletionBody
+from .wire_limits import check_limits, check_total
 
 Given = Sequence[str | list[int]]
 
@@ -29,20 +29,24 @@ def completion_routes(door: Door) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         call = call_of(request)
+        door.check_room()
         with call.span("parse"):
             raw = await read_body(request)
-            body = await digest(len(raw), partial(parse_body, CompletionBody, raw))
+            ignored = None if door.strict_fields else call.ignored
+            body = await digest(len(raw), partial(parse_body, CompletionBody, raw, ignored))
         bridge = door.find(body.model)
         check_stream(body)
-        params = body.params()
-        given = await digest(len(raw), body.prompts)
-        if len(given) * params.n > MAX_CHOICES:
-            raise RequestError(
-                f"{len(given)} prompts with n {params.n}: ask for {MAX_CHOICES} choices or fewer", param="n"
-            )
+        call.wants_timings = bool(body.timings)
+        params = body.params(door.limits)
+        given = await digest(len(raw), partial(body.prompts, door.limits))
+        check_limits(params, len(given), door.limits)
         with call.span("tokenize"):
-            ids = await digest(len(raw), partial(_encode, bridge.tokenizer, given))
-        prompts = _prompts(bridge, body, ids)
+            ids = await digest(len(raw), partial(_encode, bridge, given))
+        with call.span("grammar"):
+            spec = body.grammar()
+            grammar = None if spec is None else await bridge.grammars.compile(spec)
+        prompts = [prompt._replace(grammar=grammar) for prompt in _prompts(bridge, body, ids, door.limits)]
+        check_total(prompts, bridge.limits.max_context, door.limits)
         stream = bridge.submit(prompts, call, salt=body.cache_salt or "", priority=body.priority or 0)
         echoes = [
             _echo(bridge.tokenizer, text, token_ids) if body.echo else NO_ECHO
@@ -55,13 +59,14 @@ def completion_routes(door: Door) -> APIRouter:
     return router
 
 
-def _encode(tokenizer: Tokenizer, given: Given) -> list[list[int]]:
-    return [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
+def _encode(bridge: Bridge, given: Given) -> list[list[int]]:
+    encode = partial(bridge.tokenizer.encode, max_tokens=bridge.limits.max_context)
+    return [encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
 
 
-def _prompts(bridge: Bridge, body: CompletionBody, ids: Sequence[list[int]]) -> list[Prompt]:
+def _prompts(bridge: Bridge, body: CompletionBody, ids: Sequence[list[int]], limits: ServeLimits) -> list[Prompt]:
     """OpenAI's default of 16 tokens is no wish of the caller's: near the context's end it gives way."""
-    params = body.params()
+    params = body.params(limits)
     if body.max_tokens is not None:
         return [Prompt(token_ids, params) for token_ids in ids]
     rests = (max(1, bridge.limits.max_context - len(token_ids)) for token_ids in ids)

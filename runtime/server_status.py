@@ -1,44 +1,40 @@
-"""GET routes that tell of the server: models, health, metrics (lines run per request)."""
+"""GET routes that tell of the server: models and health (lines run per request)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 
 from .bridge import ClosedError
 from .door import Door, Served
 
-_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+READ = ["GET", "HEAD"]
 
 
 def status_routes(door: Door) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v1/models")
+    @router.api_route("/v1/models", methods=READ)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_card(door, door.served())]}
 
-    @router.get("/v1/models/{name:path}")
+    @router.api_route("/v1/models/{name:path}", methods=READ)
     async def model(name: str) -> dict[str, Any]:
         door.find(name)
         return _card(door, door.served())
 
-    @router.get("/health")
+    @router.api_route("/health", methods=READ)
     async def health() -> dict[str, str]:
         """The process answers."""
         return {"status": "alive"}
 
-    @router.get("/health/ready")
+    @router.api_route("/health/ready", methods=READ)
     async def ready() -> dict[str, str]:
         """It should get calls."""
         if trouble := door.trouble():
             raise ClosedError(trouble)
         return {"status": "ready"}
-
-    @router.get("/metrics")
-    async def metrics() -> Response:
-        return Response(door.served().bridge.metrics.exposition(), media_type=_EXPOSITION)
 
     return router
 

@@ -74,7 +74,9 @@ def open_shop(
     pages = Pages(limits, config.prefix_cache)
     packer = Packer(limits, bundle.manifest.sizes.vocab_size, executor.rules)
     loop = Loop(Scheduler(limits, pages, executor.rules), packer, executor)
-    intake = Intake.for_bundle(bundle.manifest, limits)
+    jumps = bundle.manifest.kv_cache == "float32" if config.jump_ahead is None else config.jump_ahead
+    jump_ahead = jumps and executor.rules.num_in_flight == 1
+    intake = Intake.for_bundle(bundle.manifest, limits, jump_ahead=jump_ahead)
     return Shop(bundle, limits, tokenizer, intake, loop, executor.coverage)
 
 

@@ -3,6 +3,9 @@
 decode 8    5 rows of one sampled token     ids, slots … of 5 tokens │ pads: id 0, slot 0 (the null block)
                                             query_starts 0 1 2 3 4 5 5 5 5: a pad row has no token
                                             state_rows of 5 │ 0: such a row of sampling is skipped
+
+A slot is always written whole. Where most arrays of a batch are those of one before, the very same, all are copied at
+once from an image of that step, and only what moved is written over it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.engines.errors import DeviceError
@@ -20,6 +24,7 @@ from ostinato.engines.sizes import Limits
 from .batch import Batch
 from .buffers import Arrays
 from .device_rows import DeviceRows
+from .step_image import StepImage
 
 _TOKENS = ("input_ids", "positions", "slot_mapping")
 _ROWS = ("context_lens",)
@@ -62,9 +67,12 @@ def _up_to(shapes: Sequence[StepShape], most: int) -> list[StepShape]:
 
 
 class StepInputs:
-    """One slot's arrays for one step shape; those that the rank's program does not take are left out."""
+    """One slot's arrays for one step shape; those that the rank's program does not take are left out.
 
-    def __init__(self, arrays: Arrays) -> None:
+    `plain`: their memory, but for masks and tables.
+    """
+
+    def __init__(self, arrays: Arrays, plain: Sequence[NDArray[np.uint8]]) -> None:
         def fills(*named: tuple[str, int]) -> list[Fill]:
             return [(name, arrays[name], pad) for name, pad in named if name in arrays]
 
@@ -75,28 +83,33 @@ class StepInputs:
         self._feed = arrays.get("feed_rows")
         self._starts, self._tables = arrays["query_starts"], arrays.get("block_tables")
         self._masks = arrays.get("allowed")
+        self._image = StepImage(arrays, plain)
 
     def fill(self, batch: Batch, sampling: DeviceRows) -> int:
         """Write the batch; returns how many lines of masks it has so far."""
+        if not self._image.fill(batch, sampling):
+            self._fill_plain(batch, sampling)
+            self._image.take(batch, sampling)
+        if self._tables is not None:
+            height, width = batch.block_tables.shape
+            self._tables[:height, :width] = batch.block_tables  # no kernel reads past a row's blocks, or in a pad row
+        return self.add_masks(0, sampling.masks) if self._sampling else 0
+
+    def _fill_plain(self, batch: Batch, sampling: DeviceRows) -> None:
+        """All but tables and masks."""
         num_tokens, num_rows = batch.num_tokens, batch.num_rows
         _write(self._tokens, batch, num_tokens)
         _write(self._rows, batch, num_rows)
         _write(self._indices, batch, batch.num_sampled)
         self._starts[: num_rows + 1] = batch.query_starts
         self._starts[num_rows + 1 :] = num_tokens
-        if self._tables is not None:
-            width = batch.block_tables.shape[1]
-            self._tables[:num_rows, :width] = batch.block_tables  # no kernel reads past a row's blocks, or in a pad row
         if self._feed is not None:
             if batch.feed_rows is None:
                 self._feed[:] = -1
             else:
                 self._feed[:num_tokens] = batch.feed_rows
                 self._feed[num_tokens:] = -1
-        if not self._sampling:
-            return 0
         _write(self._sampling, sampling, batch.num_sampled)
-        return self.add_masks(0, sampling.masks)
 
     def add_masks(self, first: int, masks: NDArray[Any]) -> int:
         """Write lines of masks from number `first` on; returns how many there are then."""

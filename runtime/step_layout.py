@@ -22,6 +22,7 @@ from ostinato.plugins.feed_tokens import FEED_TOKENS
 
 ALIGN = 256  # bytes; what TensorRT asks of addresses, and more than kernels do
 TOKENS = "tokens"  # first of what comes down, at one address
+TABLES = "block_tables"
 MASKS = "allowed"  # last of what is uploaded: only the lines that a step uses go up
 PASSED = ("hidden_in", "hidden_out")  # between stages, device to device: last of all, and never on the host
 ONE_ADDRESS = ("cache", "state", "cut", "scratch", "weight")
@@ -70,6 +71,20 @@ class StepLayout:
     outputs: Mapping[str, Layout]
     uploads: Mapping[str, int]
     downloads: Mapping[str, int]
+
+    def plain_spans(self, key: str) -> list[tuple[int, int]]:
+        """Where a step's inputs lie that are a few numbers a row or token: bytes from, to; neither masks nor tables."""
+        spans: list[tuple[int, int]] = []
+        start: int | None = None
+        for name, place in self.inputs[key].places.items():
+            if name in (TABLES, MASKS, *PASSED):
+                start = None
+            elif start is None:
+                start = place.offset
+                spans.append((start, place.end))
+            else:
+                spans[-1] = (start, place.end)
+        return spans
 
     def num_bytes(self, kind: str) -> int:
         """What a kind's block needs."""

@@ -7,17 +7,27 @@ from collections.abc import AsyncIterator, Callable
 
 from ostinato.engines.errors import OstinatoError
 
+from .call import Call
 from .choice import Delta
 from .request import TokenLogprob
+from .serve_limits import ServeLimits
 
 PromptLogprobs = tuple[TokenLogprob | None, ...]
 
+_CHUNK_BYTES = 256  # about what a delta takes besides its text
+
 
 class Stream:
-    """Deltas in order of arrival. It ends when every choice has ended, when one fails, or when it is cancelled."""
+    """Deltas in order of arrival. It ends when every choice has ended, when one fails, or when it is cancelled.
 
-    def __init__(self, num_prompt: int, abort: Callable[[int], None]) -> None:
-        self.num_prompt = num_prompt  # tokens of all prompts together
+    A reader that leaves too much unread is dropped: `drop` is his answer's, which closes the connection.
+    """
+
+    def __init__(self, call: Call, abort: Callable[[int], None], limits: ServeLimits) -> None:
+        self.call = call
+        self.limits = limits
+        self.drop: Callable[[], None] = self.cancel
+        self.num_prompt = call.num_prompt  # tokens of all prompts together
         self.num_cached = 0  # of them, served from the prefix cache
         self.num_output = 0
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}  # by choice, where asked for
@@ -26,6 +36,7 @@ class Stream:
         self.open_ids: set[int] = set()  # requests of the choices that are being made
         self._abort = abort
         self._ready: list[tuple[int, Delta]] = []
+        self._num_unread = 0  # bytes of them, about
         self._is_quiet = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -35,15 +46,18 @@ class Stream:
             if not self._ready:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
-            ready, self._ready = self._ready, []
+            ready, self._ready, self._num_unread = self._ready, [], 0
             if (ready or self.open_ids) and not self.is_cancelled:
                 yield ready
 
     def add(self, index: int, delta: Delta) -> None:
         """Hand on a delta of choice `index`."""
         self._ready.append((index, delta))
+        self._num_unread += len(delta.text) + _CHUNK_BYTES
         self._is_quiet = False
         self._wake()
+        if self._num_unread > self.limits.max_unread_bytes:
+            self.drop()
 
     def fail(self, error: OstinatoError) -> None:
         """End with an error after the deltas that are ready."""

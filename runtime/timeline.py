@@ -1,7 +1,7 @@
 """Where a request's time goes while the loop has it: the loop's own time by phase, cut at the request's turns.
 
 loop       plan│pack│launch│wait      │commit│plan│pack│…           every moment belongs to one phase
-request    queue ────────┤ prefill ─────────┤ decode ──── … ─┤      a turn reads the totals; between two is its own time
+request    queue ────────┤ prefill ─────────┤ decode ──── … ─┤      a turn keeps the totals; between two is its own time
 
 So a step costs nothing per request: whoever runs in it waited for all of it.
 """
@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 PHASES = ("idle", "plan", "grammar", "pack", "launch", "wait", "commit")
 REASONS = ("turn", "slots", "blocks", "budget", "tenant")  # why who waits has to; turn: for the next plan alone
+_PLACES = {name: place for names in (PHASES, REASONS) for place, name in enumerate(names)}
 
 
 class Stage(enum.Enum):
@@ -24,7 +27,12 @@ class Stage(enum.Enum):
     DECODE = "decode"
 
 
-Snapshot = tuple[tuple[float, ...], tuple[float, ...]]  # seconds so far by phase and by reason
+class Snapshot(NamedTuple):
+    """The loop's seconds up to one moment, by phase and by reason; both add up to `at` since the clock was made."""
+
+    at: float
+    phases: Sequence[float]
+    reasons: Sequence[float]
 
 
 class LoopClock:
@@ -32,76 +40,124 @@ class LoopClock:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
-        self._phases = dict.fromkeys(PHASES, 0.0)
-        self._reasons = dict.fromkeys(REASONS, 0.0)
-        self._phase = "idle"
-        self._reason = "turn"
-        self._last = now()
+        self._phases = [0.0] * len(PHASES)
+        self._reasons = [0.0] * len(REASONS)
+        self._phase = self._reason = 0  # the ones that run, by place
+        self._began_at = self._entered_at = self._waiting_since = now()
 
     def enter(self, phase: str) -> float:
-        """A phase begins; returns how long the one before took since it was entered or snapped, in seconds."""
-        seconds = self._charge()
-        self._phase = phase
+        """A phase begins; returns the seconds of the one before, but for what was charged elsewhere."""
+        now = self.now()
+        seconds = now - self._entered_at
+        self._phases[self._phase] += seconds
+        self._phase = _PLACES[phase]
+        self._entered_at = now
         return seconds
+
+    def charge(self, phase: str, seconds: float) -> None:
+        """Of the phase that runs, `seconds` belong to another one."""
+        self._phases[_PLACES[phase]] += seconds
+        self._entered_at += seconds
 
     def wait_for(self, reason: str) -> None:
         """From now on, who waits does so for `reason`."""
-        if reason != self._reason:
-            self._charge()
-            self._reason = reason
+        place = _PLACES[reason]
+        if place != self._reason:
+            now = self.now()
+            self._reasons[self._reason] += now - self._waiting_since
+            self._reason = place
+            self._waiting_since = now
+
+    @property
+    def entered_at(self) -> float:
+        """When the phase that runs began."""
+        return self._entered_at
+
+    @property
+    def reason(self) -> str:
+        """Why who waits now has to."""
+        return REASONS[self._reason]
+
+    def seconds(self, phase: str) -> float:
+        """The total of a phase that does not run."""
+        return self._phases[_PLACES[phase]]
 
     def snap(self) -> Snapshot:
-        """The totals up to this moment."""
-        self._charge()
-        return tuple(self._phases.values()), tuple(self._reasons.values())
+        """The totals up to this moment. From another thread a moment may be told to the phase beside it, never lost.
 
-    def _charge(self) -> float:
+        Totals are copied in one go, and what they add up to says up to when: what is missing runs now.
+        """
+        phase, reason = self._phase, self._reason
+        phases, reasons = self._phases[:], self._reasons[:]
         now = self.now()
-        seconds = now - self._last
-        self._last = now
-        self._phases[self._phase] += seconds
-        self._reasons[self._reason] += seconds
-        return seconds
+        elapsed = now - self._began_at
+        phases[phase] += elapsed - sum(phases)
+        reasons[reason] += elapsed - sum(reasons)
+        return Snapshot(now, phases, reasons)
+
+
+class Turn(NamedTuple):
+    """A request comes to a stage."""
+
+    stage: Stage
+    snapshot: Snapshot
 
 
 class Timeline:
-    """One request's turns, on the loop's thread. `spans`: seconds by stage and, in it, by phase or reason to wait.
+    """One request's turns, kept on the loop's thread; they may be read on any."""
 
-    The spans of a request that has ended add up to `ended_at` - `began_at`; `first_token_at` 0: it gave none.
-    """
-
-    __slots__ = ("_clock", "_last", "_stage", "began_at", "ended_at", "first_token_at", "spans")
+    __slots__ = ("_clock", "turns")
 
     def __init__(self, clock: LoopClock) -> None:
-        self.spans: dict[tuple[Stage, str], float] = {}
-        self.began_at = self.first_token_at = self.ended_at = 0.0
+        self.turns: list[Turn] = []
         self._clock = clock
-        self._stage: Stage | None = None
-        self._last: Snapshot = ((), ())
+
+    @property
+    def clock(self) -> LoopClock:
+        return self._clock
 
     def turn(self, stage: Stage) -> None:
         """The request comes to a stage: first of all to the queue, and there again when it is preempted."""
-        self._account()
-        now = self._clock.now()
-        if self._stage is None:
-            self.began_at = now
-        elif stage is Stage.DECODE and not self.first_token_at:
-            self.first_token_at = now
-        self._stage = stage
+        self.turns.append(Turn(stage, self._clock.snap()))
 
-    def end(self) -> None:
-        """Its last event is made, or nobody wants one."""
-        if self._stage is not None and not self.ended_at:
-            self._account()
-            self.ended_at = self._clock.now()
+    def count(self, stage: Stage) -> int:
+        """How often the request came to a stage."""
+        return sum(turn.stage is stage for turn in self.turns)
 
-    def _account(self) -> None:
-        snapshot = self._clock.snap()
-        if self._stage is not None:
-            is_queue = self._stage is Stage.QUEUE
-            for name, now, before in zip(
-                REASONS if is_queue else PHASES, snapshot[is_queue], self._last[is_queue], strict=True
-            ):
-                if now > before:
-                    self.spans[self._stage, name] = self.spans.get((self._stage, name), 0.0) + now - before
-        self._last = snapshot
+    def cut(self, end: Snapshot) -> list[Segment]:
+        """What lies between its turns up to `end`, without gaps; nothing if the loop had not taken it in by then."""
+        turns = [turn for turn in self.turns if turn.snapshot.at <= end.at]
+        ends = [turn.snapshot for turn in turns[1:]] + [end]
+        return [Segment.between(*turn, until) for turn, until in zip(turns, ends, strict=False)]
+
+
+@contextmanager
+def guiding(timeline: Timeline | None) -> Iterator[None]:
+    """What happens inside is a grammar's, whatever the loop is at."""
+    if timeline is None:
+        yield
+        return
+    clock = timeline.clock
+    began_at = clock.now()
+    try:
+        yield
+    finally:
+        clock.charge("grammar", clock.now() - began_at)
+
+
+class Segment(NamedTuple):
+    """A stretch of a request at one stage. `spans`: its seconds by phase, or by reason to wait; they add up."""
+
+    stage: Stage
+    began_at: float
+    ended_at: float
+    spans: dict[str, float]
+
+    @classmethod
+    def between(cls, stage: Stage, start: Snapshot, end: Snapshot) -> Segment:
+        names: tuple[str, ...] = PHASES
+        before, after = start.phases, end.phases
+        if stage is Stage.QUEUE:
+            names, before, after = REASONS, start.reasons, end.reasons
+        spans = {name: late - early for name, early, late in zip(names, before, after, strict=True) if late > early}
+        return cls(stage, start.at, end.at, spans)

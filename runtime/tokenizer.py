@@ -13,9 +13,11 @@ from ostinato.engines.errors import BundleError, RequestError
 
 from .chat_template import Message, load_chat_template
 from .token_bytes import TokenBytes, token_bytes_of
+from .tool_style import ToolStyle
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+_COMPOSED = 3
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -49,26 +51,49 @@ class Tokenizer:
         self.bos_id = self._id_of(named.get("bos_token"))
         self.eos_id = self._id_of(named.get("eos_token"))
         self.table: TokenBytes | None = token_bytes_of(decoder, tokens, self.special_ids)
+        self._longest = _longest_bytes(self.table, self._vocabulary.normalizer is not None)
         self._adds_bos = self.bos_id is not None and self._vocabulary.encode("").ids[:1] == [self.bos_id]
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self._vocabulary.token_to_id(token)
 
+    def to_json(self) -> str:
+        """What tokenizer.json says, for another reader of such files."""
+        return self._vocabulary.to_str()
+
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    @property
+    def tool_style(self) -> ToolStyle | None:
+        """How the model writes tool calls; None without a chat template."""
+        return None if self._template is None else self._template.style
+
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token whose name `text` is."""
+        token_id = self._vocabulary.token_to_id(text) if text else None
+        return token_id if token_id in self.special_ids else None
+
+    def encode(self, text: str, add_special_tokens: bool = True, *, max_tokens: int | None = None) -> list[int]:
         """Token ids. With `add_special_tokens` the tokenizer's own template adds BOS, unless `text` begins with it.
 
-        Raises RequestError for text that is not Unicode (a lone surrogate).
+        Raises RequestError for text that is not Unicode (a lone surrogate), and, before it takes the time to find its
+        tokens, for text that can't have as few as `max_tokens`.
         """
-        ids = self._encode(text, add_special_tokens, "prompt")
+        ids = self._encode(text, add_special_tokens, "prompt", max_tokens)
         twice = add_special_tokens and self._adds_bos and ids[1:2] == [self.bos_id]
         return ids[1:] if twice else ids
 
     def apply_chat_template(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, tools: Sequence[Any] | None = None
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        *,
+        continues_last: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation; the template writes its own special tokens, so none are added.
 
@@ -89,14 +114,27 @@ class Tokenizer:
                 param="messages",
                 code="chat_template_error",
             )
-        text = self._template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
-        return self._encode(text, False, "messages")
+        text = self._template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continues_last=continues_last,
+            tools=tools,
+            variables=variables,
+        )
+        return self._encode(text, False, "messages", max_tokens)
 
-    def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, param: str, max_tokens: int | None) -> list[int]:
         try:
-            text.encode()
+            num_bytes = len(text.encode())
         except UnicodeEncodeError:
             raise RequestError(f"{param} has a lone surrogate, which is no text: send Unicode", param=param) from None
+        if max_tokens is not None and self._longest is not None and num_bytes > max_tokens * self._longest:
+            raise RequestError(
+                f"{param} has {num_bytes} bytes, more than {max_tokens} tokens can hold, which is all the context: "
+                "shorten it",
+                param=param,
+                code="context_length_exceeded",
+            )
         # Unlike encode(), the batch call lets other threads run: a large text takes seconds. "fast" leaves offsets out.
         return self._vocabulary.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
@@ -122,6 +160,16 @@ class Tokenizer:
             return TokenText(raw.decode(), raw)
         except UnicodeDecodeError:
             return TokenText("bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw)
+
+
+def _longest_bytes(table: TokenBytes | None, has_normalizer: bool) -> int | None:
+    """The most bytes of a text that one token stands for; None where that is not known.
+
+    Composing characters, as normalizers do, makes a text up to three times shorter.
+    """
+    if table is None:
+        return None
+    return max(len(raw) for raw in table.every.values()) * (_COMPOSED if has_normalizer else 1)
 
 
 def _read(folder: Path) -> tuple[Vocabulary, Any, Mapping[str, Any]]:

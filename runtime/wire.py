@@ -1,13 +1,15 @@
-"""What the two OpenAI endpoints share: parsing, strict types, refusals and sampling fields (lines run per request).
+"""What the OpenAI endpoints share: parsing, strict types, refusals and sampling fields (lines run per request).
 
-A body is JSON, an object, and has only fields that this server knows. null means unset. A field of OpenAI's that is
-not served here is refused by name, unless it has a value that asks for nothing.
+A body is a JSON object; of a name that comes twice the last counts, and null means unset. A field that nobody knows
+is left out and told of in a header, or refused in strict mode; inside other fields it is always refused. A field of
+OpenAI's that is not served here is refused by name, unless it has a value that asks for nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
@@ -17,17 +19,21 @@ from ostinato.engines.sizes import MAX_LOGIT_BIAS
 
 from .request import MAX_STOP_IDS, SamplingParams
 
-MAX_CHOICES = 128  # prompts * n of one call
 MAX_REPORTED_ERRORS = 3
 MAX_NAME_CHARS = 64
 MAX_PATH_PARTS = 8
 MAX_SALT_CHARS = 256
+MAX_PRIORITY = 2**31 - 1
 
 # Fields of OpenAI's that are not served: name -> the values that ask for nothing.
 UNSERVED: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "function_call": ("none",),
     "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
     "metadata": ({},),
     "modalities": (["text"],),
     "moderation": (),
@@ -37,7 +43,6 @@ UNSERVED: Mapping[str, tuple[object, ...]] = {
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "safety_identifier": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -54,6 +59,7 @@ class WireModel(BaseModel):
     """Strict: no text as number, no true as 1, no 1.0 as integer, no infinities, no unknown fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True, hide_input_in_errors=True)
+    unserved: ClassVar[Mapping[str, tuple[object, ...]]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -64,9 +70,10 @@ class WireModel(BaseModel):
 
 
 class StreamOptions(WireModel):
-    """How a stream ends."""
+    """How a stream ends. There is no obfuscation, so only its absence may be asked for."""
 
     include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 def _in_list(value: object) -> object:
@@ -80,14 +87,11 @@ def _bounded(value: object) -> object:
     return value
 
 
-class SamplingBody(WireModel):
-    """The fields that both endpoints have, None where unset; the second group is not OpenAI's."""
+class SamplingFields(WireModel):
+    """The fields that every generating endpoint has, None where unset; the second group is not all OpenAI's there."""
 
     model: str
-    n: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
@@ -106,7 +110,18 @@ class SamplingBody(WireModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = Field(default=None, max_length=MAX_SALT_CHARS)
-    priority: int | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None  # lower runs first
+    timings: bool | None = None  # tell in the answer where its time went
+
+
+class SamplingBody(SamplingFields):
+    """The fields that completions and chats share."""
+
+    unserved: ClassVar[Mapping[str, tuple[object, ...]]] = UNSERVED
+
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
 
 
 _COPIED = (
@@ -115,8 +130,11 @@ _COPIED = (
 )  # fmt: skip
 
 
-def parse_body(kind: type[BodyT], raw: bytes) -> BodyT:
-    """Bytes of a body → a checked model; RequestError names the field at fault and never repeats its value."""
+def parse_body(kind: type[BodyT], raw: bytes, ignored: list[str] | None = None) -> BodyT:
+    """Bytes of a body → a checked model; RequestError names the field at fault and never repeats its value.
+
+    Names of fields that nobody knows go to `ignored`; without such a list they are refused.
+    """
     try:
         table = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -124,25 +142,42 @@ def parse_body(kind: type[BodyT], raw: bytes) -> BodyT:
     if not isinstance(table, dict):
         raise RequestError("the body is JSON but not an object: send {…}", code="invalid_json")
     try:
-        return kind.model_validate(_served_fields(kind, table))
+        return kind.model_validate(_served_fields(kind, table, ignored))
     except ValidationError as error:
         raise _refusal(error) from None
 
 
-def _served_fields(kind: type[WireModel], table: dict[str, Any]) -> dict[str, Any]:
+def _served_fields(kind: type[WireModel], table: dict[str, Any], ignored: list[str] | None) -> dict[str, Any]:
     """The fields of `kind`; RequestError for a field that asks for something not served here."""
     fields = {}
     for name, value in table.items():
         if name in kind.model_fields:
             fields[name] = value
             continue
-        if name not in UNSERVED:
+        if name not in kind.unserved:
             shown = _clip(name, MAX_NAME_CHARS)
-            raise RequestError(f"unknown field {shown!r}: leave it out", param=shown, code="unknown_parameter")
+            if ignored is None:
+                raise RequestError(f"unknown field {shown!r}: leave it out", param=shown, code="unknown_parameter")
+            ignored.append(shown)
+            continue
         # 0 == False: the type must agree too.
-        if value is not None and not any(type(value) is type(other) and value == other for other in UNSERVED[name]):
+        neutral = kind.unserved[name]
+        if value is not None and not any(type(value) is type(other) and value == other for other in neutral):
             raise RequestError(f"{name} is not supported here: leave it out", param=name, code="unsupported_parameter")
     return fields
+
+
+_CODES = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
+    **dict.fromkeys(
+        (
+            *("greater_than_equal", "less_than_equal", "too_long", "too_short", "string_too_long", "string_too_short"),
+            *("literal_error", "string_pattern_mismatch", "finite_number"),
+        ),
+        "invalid_value",
+    ),
+}
 
 
 def _refusal(error: ValidationError) -> RequestError:
@@ -152,8 +187,7 @@ def _refusal(error: ValidationError) -> RequestError:
     message = "; ".join(
         f"{path}: {fault['msg'].removeprefix('Value error, ')}" for path, fault in zip(paths, faults, strict=True)
     )
-    code = "missing_required_parameter" if faults[0]["type"] == "missing" else "invalid_type"
-    return RequestError(message, param=paths[0], code=code)
+    return RequestError(message, param=paths[0], code=_CODES.get(faults[0]["type"], "invalid_type"))
 
 
 def _path(location: tuple[int | str, ...]) -> str:
@@ -162,6 +196,16 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 def _clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[:limit] + "…"
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors inside name a field as this body calls it."""
+    try:
+        yield
+    except RequestError as error:
+        error.param = names.get(error.param or "", error.param)
+        raise
 
 
 def check_stream(body: SamplingBody) -> None:
@@ -177,10 +221,10 @@ def wants_usage(body: SamplingBody) -> bool:
 
 
 def sampling_params(
-    body: SamplingBody, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    body: SamplingFields, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
 ) -> SamplingParams:
     """The desk's parameters; RequestError where a value is out of range."""
-    given: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(body, name)) is not None}
+    given: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(body, name, None)) is not None}
     return SamplingParams(
         **given,
         stop=tuple(body.stop),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from ostinato.engines.errors import RequestError
-from ostinato.engines.sizes import MAX_LOGPROBS
 
 from .request import SamplingParams
-from .wire import SamplingBody, WireModel, sampling_params
+from .serve_limits import ServeLimits
+from .wire import UNSERVED, SamplingBody, WireModel, sampling_params
+from .wire_grammar import GrammarFields
+from .wire_tools import ToolCall, ToolFields
 
-MAX_MESSAGES = 4096
+_UNSERVED_PARTS = ("image_url", "input_audio", "file", "refusal", "video_url", "audio_url", "image")
 
 
 class TextPart(WireModel):
@@ -27,15 +30,20 @@ def _as_parts(value: object) -> object:
         return [{"type": "text", "text": value}]
     if not isinstance(value, list):
         raise ValueError("give a string or a list of text parts")
+    for part in value:
+        if isinstance(part, dict) and (kind := part.get("type")) in _UNSERVED_PARTS:
+            raise ValueError(f"parts of type {kind} are not supported here: send text parts")
     return value
 
 
 class Message(WireModel):
     """A turn. Null and empty fields, as OpenAI's clients send an assistant's turn back, count as absent."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], FailFast(), BeforeValidator(_as_parts)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[TextPart], FailFast(), BeforeValidator(_as_parts)] = Field(default=[])
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], FailFast()] = Field(default=[])
+    tool_call_id: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -44,37 +52,104 @@ class Message(WireModel):
             return table
         return {name: value for name, value in table.items() if value != [] or name == "content"}
 
-    def for_template(self) -> dict[str, str]:
-        """What a chat template reads: text parts joined, developer by its older name."""
+    @model_validator(mode="after")
+    def _check_role(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only an assistant's message has tool_calls")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise ValueError("a message of role tool, and no other, has the tool_call_id that it answers")
+        if "content" not in self.model_fields_set and not self.tool_calls:
+            raise ValueError("content is missing: give a string or a list of text parts")
+        return self
+
+    def for_template(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """What a chat template reads: text parts joined, developer by its older name, arguments as values.
+
+        `names`: of called functions by the call's id; some templates want a result to have one.
+        """
         role = "system" if self.role == "developer" else self.role
-        turn = {"role": role, "content": "".join(part.text for part in self.content)}
-        return turn if self.name is None else {**turn, "name": self.name}
+        turn: dict[str, Any] = {"role": role, "content": "".join(part.text for part in self.content)}
+        if (name := self.name or names.get(self.tool_call_id or "")) is not None:
+            turn["name"] = name
+        if self.tool_calls:
+            turn["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            turn["tool_call_id"] = self.tool_call_id
+        return turn
 
 
-class ChatBody(SamplingBody):
-    """A call of /v1/chat/completions."""
+def turns_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """A conversation as a chat template reads it."""
+    names = {call.id: call.function.name for message in messages for call in message.tool_calls}
+    return [message.for_template(names) for message in messages]
 
-    messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
+
+class TemplateKwargs(WireModel):
+    """The variables of a chat template that a caller may set."""
+
+    enable_thinking: bool | None = None
+
+
+class ChatBody(SamplingBody, GrammarFields, ToolFields):
+    """A call of /v1/chat/completions; the last three fields are not OpenAI's."""
+
+    # A template is the bundle's own: a caller's would run on this server.
+    unserved: ClassVar[Mapping[str, tuple[object, ...]]] = {**UNSERVED, "chat_template": (), "documents": ([],)}
+
+    messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
 
-    def params(self) -> SamplingParams:
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What errors call a field by, where this body has another name for it."""
+        cap = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
+        return {"prompt": "messages", "max_tokens": cap}
+
+    def params(self, limits: ServeLimits = ServeLimits()) -> SamplingParams:  # noqa: B008 (frozen)
         """Sampling parameters; RequestError where fields contradict each other or a value is out of range."""
         caps = {cap for cap in (self.max_tokens, self.max_completion_tokens) if cap is not None}
         if len(caps) > 1:
             raise RequestError(
                 "max_tokens and max_completion_tokens differ: give one of them", param="max_completion_tokens"
             )
-        if 0 in caps:
-            raise RequestError("a chat answer needs at least one token: give max_tokens 1 or more", param="max_tokens")
+        if caps and min(caps) < 1:
+            name = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
+            raise RequestError(f"a chat answer needs at least one token: give {name} 1 or more", param=name)
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs true", param="top_logprobs")
-        if not 0 <= (self.top_logprobs or 0) <= MAX_LOGPROBS:
-            raise RequestError(f"top_logprobs is out of range: give 0 to {MAX_LOGPROBS}", param="top_logprobs")
+        if not 0 <= (self.top_logprobs or 0) <= limits.max_top_logprobs:
+            raise RequestError(
+                f"top_logprobs is out of range: give 0 to {limits.max_top_logprobs}", param="top_logprobs"
+            )
+        if len(self.messages) > limits.max_messages:
+            raise RequestError(f"messages exceed {limits.max_messages}: send fewer", param="messages")
+        self._check_ending()
         return sampling_params(
             self,
             max_tokens=caps.pop() if caps else None,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            prompt_logprobs=None,
         )
+
+    def template_variables(self) -> dict[str, Any]:
+        """What a chat template gets besides the messages."""
+        return {} if self.chat_template_kwargs is None else self.chat_template_kwargs.model_dump(exclude_none=True)
+
+    def _check_ending(self) -> None:
+        if not self.continue_final_message:
+            return
+        if self.add_generation_prompt is not False:
+            raise RequestError(
+                "continue_final_message needs add_generation_prompt false: a new turn would begin",
+                param="continue_final_message",
+            )
+        last = self.messages[-1]
+        if last.role != "assistant" or last.tool_calls:
+            raise RequestError(
+                "continue_final_message needs a last message of the assistant without tool_calls",
+                param="continue_final_message",
+            )

@@ -40,9 +40,7 @@ class LegacyLogprobs:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = start
 
-    def take(
-        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], num_top: int
-    ) -> dict[str, list[Any]]:
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> dict[str, list[Any]]:
         """The lists for the next tokens; None stands for a first token, which nothing predicts."""
         texts = [self._tokenizer.token_text(token_id) for token_id in token_ids]
         offsets = []
@@ -52,7 +50,7 @@ class LegacyLogprobs:
         return {
             "tokens": [text for text, _ in texts],
             "token_logprobs": [None if entry is None else max(entry.logprob, LOWEST_LOGPROB) for entry in logprobs],
-            "top_logprobs": [None if entry is None or not num_top else self._top(entry) for entry in logprobs],
+            "top_logprobs": [None if entry is None else self._top(entry) for entry in logprobs],
             "text_offset": offsets,
         }
 

@@ -194,6 +194,13 @@ class HashGuide:
         assert token_id in self.allowed(), f"token {token_id} after {self.accepted} is not of the form"
         self.accepted.append(token_id)
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def has_ended(self) -> bool:
+        return False
+
     def allowed(self) -> list[int]:
         state = sum((at + 1) * token_id for at, token_id in enumerate(self.accepted))
         return [token_id for token_id in range(self._vocab_size) if token_id % 5 == state % 5]

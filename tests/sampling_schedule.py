@@ -41,6 +41,13 @@ class HashGuide:
     def accept(self, token_id: int) -> None:
         self.accepted.append(token_id)
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def has_ended(self) -> bool:
+        return False
+
 
 class Forms:
     """The packers of both forms; steps land in order, each compared line by line."""

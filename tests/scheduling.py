@@ -7,9 +7,20 @@ import random
 from ostinato.engines.sizes import Limits
 from ostinato.runtime.plan import Plan
 from ostinato.runtime.request import Event, Request, SamplingParams
+from ostinato.runtime.timeline import Stage
 from tests.fakes import Desk, make_request
 
 VOCAB = 96
+
+
+class Turns:
+    """A timeline that keeps the stages alone."""
+
+    def __init__(self) -> None:
+        self.stages: list[Stage] = []
+
+    def turn(self, stage: Stage) -> None:
+        self.stages.append(stage)
 
 
 def greedy(max_tokens: int | None) -> SamplingParams:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -15,15 +15,18 @@ import numpy as np
 from ostinato.engines.sizes import Limits
 from ostinato.plugins.sampling_rows import I32, Sampled
 from ostinato.runtime.batch import Batch, Packer
-from ostinato.runtime.bridge import MAX_WAITING, Bridge
+from ostinato.runtime.bridge import Bridge
 from ostinato.runtime.door import Door, Served
 from ostinato.runtime.executor import Executor, StepRules, Ticket
 from ostinato.runtime.intake import Intake
+from ostinato.runtime.keys import Keys
 from ostinato.runtime.loop import Loop
 from ostinato.runtime.metrics import Metrics
 from ostinato.runtime.pages import Pages
 from ostinato.runtime.scheduler import Scheduler
-from ostinato.runtime.server import Server, create_app, server_config
+from ostinato.runtime.serve_config import ServeConfig
+from ostinato.runtime.server import Server
+from ostinato.runtime.server_app import create_app
 from ostinato.runtime.tokenizer import Tokenizer
 from tests.fakes import MANY_ROWS, Done, sampled_on_host
 from tests.tokenizers import EOS, SYS, byte_level
@@ -123,8 +126,8 @@ class FaultyLM:
         self._inner.close()
 
 
-def toy_tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer(byte_level(folder, config={"chat_template": CHAT_TEMPLATE}))
+def toy_tokenizer(folder: Path, chat_template: str = CHAT_TEMPLATE) -> Tokenizer:
+    return Tokenizer(byte_level(folder, config={"chat_template": chat_template}))
 
 
 def make_loop(limits: Limits, executor: Executor, clock: Callable[[], float] = time.monotonic) -> Loop:
@@ -133,7 +136,7 @@ def make_loop(limits: Limits, executor: Executor, clock: Callable[[], float] = t
 
 
 def make_intake(limits: Limits) -> Intake:
-    return Intake(VOCAB_SIZE, frozenset({EOS}), limits)
+    return Intake(VOCAB_SIZE, frozenset({EOS}), limits, jump_ahead=True)
 
 
 @dataclass(frozen=True)
@@ -146,10 +149,21 @@ class Running:
     door: Door
     server: Server
 
+    @property
+    def metrics_url(self) -> str:
+        assert self.server.metrics_url is not None
+        return self.server.metrics_url
+
     def client(self) -> httpx.Client:
-        return httpx.Client(
-            base_url=self.url, timeout=PATIENCE_SECONDS, verify=False
-        )  # no TLS here; loading CAs is slow
+        return _client(self.url)
+
+    def metrics_client(self) -> httpx.Client:
+        return _client(self.metrics_url)
+
+    def metrics(self) -> str:
+        """The page that Prometheus reads."""
+        with self.metrics_client() as client:
+            return client.get("/metrics").text
 
     def await_idle(self) -> None:
         """Until no row is left; then every block must be free."""
@@ -159,20 +173,35 @@ class Running:
         self.loop.scheduler.pages.check_integrity()
 
 
+def _client(url: str) -> httpx.Client:
+    return httpx.Client(base_url=url, timeout=PATIENCE_SECONDS, verify=False)  # no TLS here; loading CAs is slow
+
+
+ANY_PORTS = ServeConfig(port=0, metrics_port=0)
+
+
 @contextmanager
-def serving(folder: Path, limits: Limits, executor: Executor, max_waiting: int = MAX_WAITING) -> Iterator[Running]:
+def serving(
+    folder: Path,
+    limits: Limits,
+    executor: Executor,
+    max_waiting: int | None = None,
+    config: ServeConfig = ANY_PORTS,
+    chat_template: str = CHAT_TEMPLATE,
+    keys: Keys | None = None,
+) -> Iterator[Running]:
     """Serve `executor` as model "toy" until the block ends."""
+    bounds = config.limits if max_waiting is None else replace(config.limits, max_waiting=max_waiting)
+    config = replace(config, limits=bounds)
     loop = make_loop(limits, executor)
-    bridge = Bridge(loop, make_intake(limits), toy_tokenizer(folder), Metrics(), max_waiting)
-    app = create_app(lambda: Served(MODEL, bridge))
-    door: Door = app.state.door
-    server = Server(server_config(app, "127.0.0.1", 0), door)
+    bridge = Bridge(loop, make_intake(limits), toy_tokenizer(folder, chat_template), Metrics(), bounds)
+    server = Server(create_app(lambda: Served(MODEL, bridge), config, keys))
+    door = server.door
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     try:
         await_true(lambda: server.started and door.trouble() is None, "the server did not start")
-        host, port = server.servers[0].sockets[0].getsockname()[:2]
-        yield Running(f"http://{host}:{port}", loop, bridge, door, server)
+        yield Running(server.url, loop, bridge, door, server)
     finally:
         server.should_exit = True
         thread.join(PATIENCE_SECONDS)

@@ -37,6 +37,13 @@ class Parity:
         assert token_id % 2 == self._place % 2
         self._place += 1
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def has_ended(self) -> bool:
+        return False
+
 
 @dataclass
 class SimDesk:

@@ -51,7 +51,9 @@ PASSPORTS = {  # library → where its import may stand
     "gguf": {"builder"},
     "safetensors": {"builder"},
     "openvino": {"runtime/openvino.py", "runtime/openvino_graph.py"},
+    "opentelemetry": {"runtime/otel.py"},
     "fastapi": {"runtime"},
+    "llguidance": {"runtime/grammars.py", "runtime/grammar_guide.py", "runtime/grammar_worker.py"},
     "pydantic": {"runtime"},
 }
 DESK = ("request", "pages", "scheduler", "batch", "sampling")

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from ostinato.runtime.bridge import Bridge
 from ostinato.runtime.config import RuntimeConfig
-from ostinato.runtime.door import Door, Served
+from ostinato.runtime.door import Served
 from ostinato.runtime.metrics import Metrics
-from ostinato.runtime.server import Server, create_app, server_config
+from ostinato.runtime.server import Server
+from ostinato.runtime.server_app import create_app
 from ostinato.runtime.shop import Shop, open_shop
-from tests.serving import PATIENCE_SECONDS, Running, await_true
+from tests.serving import ANY_PORTS, PATIENCE_SECONDS, Running, await_true
 from tests.sim.sim_bundle import SimulatedRank
 from tests.sim_desk import silent
 
@@ -33,17 +34,15 @@ def open_server(path: Path, rank: SimulatedRank, *, is_strict: bool = False) -> 
         shops.append(shop)
         return Served("toy", Bridge(shop.loop, shop.intake, shop.tokenizer, Metrics()))
 
-    app = create_app(load)
-    door: Door = app.state.door
-    server = Server(server_config(app, "127.0.0.1", 0), door)
+    server = Server(create_app(load, ANY_PORTS))
+    door = server.door
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     try:
         await_true(lambda: door.failure is not None or (server.started and door.trouble() is None), "no server")
         if door.failure is not None:
             raise StartError(str(door.failure)) from door.failure
-        host, port = server.servers[0].sockets[0].getsockname()[:2]
-        yield Running(f"http://{host}:{port}", shops[0].loop, door.find("toy"), door, server)
+        yield Running(server.url, shops[0].loop, door.find("toy"), door, server)
     finally:
         server.should_exit = True
         thread.join(PATIENCE_SECONDS)

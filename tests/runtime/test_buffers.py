@@ -121,6 +121,15 @@ def test_only_inputs_and_outputs_move_with_the_shape(device: Device, layout: Ste
     assert list(layout.inputs[PREFILL.key].places)[-1] == "allowed", "masks are what may not go up"
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.key)
+def test_plain_spans_are_all_inputs_but_masks_and_tables(layout: StepLayout, shape: StepShape) -> None:
+    spans = layout.plain_spans(shape.key)
+    for name, place in layout.inputs[shape.key].places.items():
+        covered = [start <= place.offset and place.end <= end for start, end in spans]
+        apart = [place.end <= start or end <= place.offset for start, end in spans]
+        assert all(apart) if name in ("block_tables", "allowed") else any(covered)
+
+
 def test_inputs_go_up_in_one_copy_and_outputs_come_down_in_one(
     driver: SimDriver, device: Device, layout: StepLayout
 ) -> None:

@@ -114,7 +114,7 @@ def test_refusals_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="gpt-9", messages=MESSAGES)
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as unsupported:
-        client.chat.completions.create(model=MODEL, messages=MESSAGES, response_format={"type": "json_object"})
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, service_tier="flex")
     assert unsupported.value.code == "unsupported_parameter"
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model=MODEL, input="x")

@@ -145,6 +145,7 @@ class Storm:
 
     def check(self) -> None:
         self.pages.check_integrity()
+        self.scheduler.settle()
         for request in self.live.values():
             assert request.num_in_flight == sum(row.request is request for plan in self.flights for row in plan.rows)
             assert request.num_in_flight or request.num_planned == request.num_computed

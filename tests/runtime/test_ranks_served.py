@@ -33,6 +33,7 @@ pytestmark = pytest.mark.xdist_group("ranks")
 class Served:
     process: subprocess.Popen[str]
     client: httpx.Client
+    metrics_url: str
 
     def is_ready(self) -> bool:
         assert self.process.poll() is None, "the server ended"
@@ -54,13 +55,15 @@ class Served:
 
 @contextmanager
 def served(bundle: Path) -> Iterator[Served]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as free, socket.socket() as also_free:
+        for probe in (free, also_free):
+            probe.bind(("127.0.0.1", 0))
+        port, metrics_port = free.getsockname()[1], also_free.getsockname()[1]
     command = [sys.executable, "-m", "tests.sim.serve_simulated", str(bundle), "--port", str(port)]
+    command += ["--metrics-port", str(metrics_port)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S, verify=False)  # loading CAs is slow
-    server = Served(process, client)
+    server = Served(process, client, f"http://127.0.0.1:{metrics_port}")
     try:
         assert eventually(server.is_ready, PATIENCE_S)
         (pid,) = server.rank_pids()
@@ -83,7 +86,10 @@ def test_server_of_two_ranks_tells_what_it_replayed_and_how_it_failed(tmp_path: 
         whole = client.post("/v1/completions", json=LONG | {"max_tokens": 5, "stream": False}).json()
         assert whole["usage"]["completion_tokens"] == 5
         counted = dict(
-            re.findall(r'graph_steps_total\{mode="replayed",phase="(\w+)"\} (\S+)', client.get("/metrics").text)
+            re.findall(
+                r'graph_steps_total\{mode="replayed",phase="(\w+)"\} (\S+)',
+                client.get(f"{server.metrics_url}/metrics").text,
+            )
         )
         assert float(counted["prefill"]) == 1
         assert float(counted["decode"]) >= 4

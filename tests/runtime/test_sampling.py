@@ -173,6 +173,11 @@ class _Odd:
 
     def accept(self, token_id: int) -> None: ...
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
+    has_ended = False
+
 
 def test_a_guide_is_asked_for_its_own_line_and_min_tokens_hold_beside_it() -> None:
     guided = _request(0, SamplingParams(min_tokens=2, max_tokens=9), [], stop_ids=(1, 33))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,11 @@ from ostinato.engines.errors import DeviceError
 from ostinato.engines.program import StepShape
 from ostinato.engines.sizes import Limits
 from ostinato.runtime.batch import Batch
+from ostinato.runtime.buffers import views
 from ostinato.runtime.device_rows import DeviceRows
+from ostinato.runtime.step_image import StepImage
 from ostinato.runtime.step_inputs import StepInputs, StepShapes
+from ostinato.runtime.step_layout import Layout, Place, StepLayout, aligned
 
 SHAPES = (
     *(StepShape("decode", rows, rows) for rows in (1, 2, 4, 8)),
@@ -48,27 +52,48 @@ def batch_of(num_rows: int, num_tokens: int, num_sampled: int, *, feeds: bool = 
     )
 
 
-def poisoned() -> dict[str, np.ndarray[Any, Any]]:
-    floats = ("uniforms", "temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-    sampled = ("top_k", "state_rows", "mask_rows", "num_logprobs", "logits_indices")
-    return {
-        **{name: np.full(_T, POISON, np.int32) for name in ("input_ids", "positions", "slot_mapping", "feed_rows")},
-        **{name: np.full(_S, POISON, np.int32) for name in sampled},
-        **{name: np.full(_S, np.nan, np.float32) for name in floats},
-        "query_starts": np.full(_B + 1, POISON, np.int32),
-        "context_lens": np.full(_B, POISON, np.int32),
-        "block_tables": np.full((_B, _P), POISON, np.int32),
-        "allowed": np.full((_S, _W), POISON, np.int32),
-    }
+_FLOATS = ("uniforms", "temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+_SAMPLED = ("top_k", "state_rows", "mask_rows", "num_logprobs", "logits_indices")
+_PLACES = {
+    **dict.fromkeys(("input_ids", "positions", "slot_mapping"), (_T,)),
+    "query_starts": (_B + 1,),
+    "context_lens": (_B,),
+    "block_tables": (_B, _P),
+    **dict.fromkeys(_SAMPLED, (_S,)),
+    "feed_rows": (_T,),
+    **dict.fromkeys(_FLOATS, (_S,)),
+    "allowed": (_S, _W),
+}
+
+
+class Slot:
+    """A slot's memory, poisoned: its arrays, and its plain parts."""
+
+    def __init__(self) -> None:
+        places: dict[str, Place] = {}
+        for name, shape in _PLACES.items():
+            offset = aligned(max((place.end for place in places.values()), default=0))
+            places[name] = Place(offset, "float32" if name in _FLOATS else "int32", shape)
+        layout = Layout(places)
+        self._block = np.zeros(layout.num_bytes, np.uint8)
+        self.arrays = views(self._block, layout, layout.num_bytes)
+        steps = StepLayout({}, {"decode": layout}, {}, {}, {})
+        self.plain = [self._block[start:end] for start, end in steps.plain_spans("decode")]
+        self.inputs = StepInputs(self.arrays, self.plain)
+        self.poison()
+
+    def poison(self) -> None:
+        for array in self.arrays.values():
+            array[:] = POISON if array.dtype == np.int32 else np.nan
 
 
 @pytest.mark.parametrize(("rows", "tokens", "sampled"), [(3, 3, 3), (2, 9, 1), (8, 16, 8), (1, 16, 0), (5, 7, 7)])
 @pytest.mark.parametrize("feeds", [False, True])
 def test_pads_are_pads(rows: int, tokens: int, sampled: int, feeds: bool) -> None:
-    arrays, batch = poisoned(), batch_of(rows, tokens, sampled, feeds=feeds, num_masks=min(2, sampled))
-    sampling = batch.sampling
+    slot, batch = Slot(), batch_of(rows, tokens, sampled, feeds=feeds, num_masks=min(2, sampled))
+    arrays, sampling = slot.arrays, batch.sampling
     assert isinstance(sampling, DeviceRows)
-    assert StepInputs(arrays).fill(batch, sampling) == min(2, sampled)
+    assert slot.inputs.fill(batch, sampling) == min(2, sampled)
     for name in ("input_ids", "positions", "slot_mapping"):
         assert arrays[name].tolist() == [*getattr(batch, name), *[0] * (_T - tokens)]
     assert arrays["feed_rows"].tolist() == [*(range(tokens) if feeds else [-1] * tokens), *[-1] * (_T - tokens)]
@@ -84,12 +109,65 @@ def test_pads_are_pads(rows: int, tokens: int, sampled: int, feeds: bool) -> Non
 
 
 def test_late_masks_follow_those_that_are_known() -> None:
-    arrays, batch = poisoned(), batch_of(4, 4, 4, num_masks=1)
+    slot, batch = Slot(), batch_of(4, 4, 4, num_masks=1)
     assert isinstance(batch.sampling, DeviceRows)
-    inputs = StepInputs(arrays)
+    arrays, inputs = slot.arrays, slot.inputs
     first = inputs.fill(batch, batch.sampling)
     assert inputs.add_masks(first, np.full((2, _W), 9, np.int32)) == 3
     assert [int(line[0]) for line in arrays["allowed"]] == [7, 9, 9, *[POISON] * (_S - 3)]
+
+
+def _a_token_later(batch: Batch) -> Batch:
+    assert isinstance(batch.sampling, DeviceRows)
+    uniforms = batch.sampling.uniforms * np.float32(0.5)
+    return replace(
+        batch,
+        positions=batch.positions + 1,
+        slot_mapping=batch.slot_mapping + 1,
+        context_lens=batch.context_lens + 1,
+        block_tables=batch.block_tables + 1,
+        sampling=replace(batch.sampling, uniforms=uniforms),
+    )
+
+
+@pytest.mark.parametrize("feeds", [False, True])
+@pytest.mark.parametrize("num_masks", [0, 2])
+def test_a_step_like_the_last_is_written_whole_into_poisoned_memory(feeds: bool, num_masks: int) -> None:
+    slot, batch = Slot(), batch_of(5, 5, 5, feeds=feeds, num_masks=num_masks)
+    for step in range(12):
+        if step == 4:
+            batch = batch_of(3, 3, 3, feeds=feeds, num_masks=num_masks)  # other rows
+        elif step == 7:
+            batch = batch_of(5, 9, 2, feeds=feeds)  # a prompt
+        elif step == 8:
+            batch = batch_of(3, 3, 3)
+        elif step == 10:
+            assert isinstance(batch.sampling, DeviceRows)
+            colder = replace(batch.sampling, temperature=batch.sampling.temperature * np.float32(0.5))
+            batch = replace(batch, sampling=colder, input_ids=batch.input_ids + 9)
+        else:
+            batch = _a_token_later(batch)
+        assert isinstance(batch.sampling, DeviceRows)
+        fresh = Slot()
+        slot.poison()
+        assert slot.inputs.fill(batch, batch.sampling) == fresh.inputs.fill(batch, batch.sampling)
+        for name, array in slot.arrays.items():
+            np.testing.assert_array_equal(array, fresh.arrays[name], name)
+
+
+def test_what_no_step_has_written_is_not_taken_for_its_image() -> None:
+    """The first batch of a slot, and the first after a step of another kind, find nothing that is theirs."""
+    slot, batch = Slot(), batch_of(4, 4, 4)
+    assert isinstance(batch.sampling, DeviceRows)
+    image = StepImage(slot.arrays, slot.plain)
+    assert not image.fill(batch, batch.sampling)
+    slot.inputs.fill(batch, batch.sampling)
+    image.take(batch, batch.sampling)
+    assert image.fill(_a_token_later(batch), batch.sampling)
+    assert not image.fill(replace(batch, query_starts=batch.query_starts.copy()), batch.sampling)
+    assert not image.fill(batch, replace(batch.sampling, top_k=batch.sampling.top_k.copy()))
+    image.take(batch_of(2, 9, 2), batch.sampling)
+    assert not image.fill(batch, batch.sampling)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,13 @@ import pytest
 from ostinato.engines.errors import RequestError
 from ostinato.runtime.chunks import to_json
 from ostinato.runtime.request import SamplingParams
+from ostinato.runtime.serve_limits import ServeLimits
 from ostinato.runtime.wire import UNSERVED, check_stream, parse_body
-from ostinato.runtime.wire_chat import ChatBody
+from ostinato.runtime.wire_chat import ChatBody, turns_of
 from ostinato.runtime.wire_completions import CompletionBody
+from ostinato.runtime.wire_limits import check_limits
 
+LIMITS = ServeLimits()
 CHAT: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION: dict[str, Any] = {"model": "toy", "prompt": "x"}
 
@@ -37,14 +40,15 @@ def refused(make: Any, **fields: Any) -> RequestError:
 
 def check_whole(body: ChatBody | CompletionBody) -> None:
     check_stream(body)
-    body.params()
     if isinstance(body, CompletionBody):
-        body.prompts()
+        check_limits(body.params(LIMITS), len(body.prompts(LIMITS)), LIMITS)
+    else:
+        check_limits(body.params(), 1, LIMITS)
 
 
 def test_defaults_are_openais() -> None:
     assert chat().params() == SamplingParams(temperature=1.0, top_p=1.0, n=1, max_tokens=None)
-    assert completion().params() == SamplingParams(max_tokens=16)
+    assert completion().params(LIMITS) == SamplingParams(max_tokens=16)
 
 
 def test_every_sampling_field_arrives() -> None:
@@ -58,7 +62,7 @@ def test_every_sampling_field_arrives() -> None:
         **fields, stop=("a", "b"), stop_token_ids=(1, 2), logit_bias=((5, -1.5), (0, 2.0)), max_tokens=9
     )
     assert chat(**fields, **lists, max_tokens=9).params() == expected
-    assert completion(**fields, **lists, max_tokens=9).params() == expected
+    assert completion(**fields, **lists, max_tokens=9).params(LIMITS) == expected
     assert chat(cache_salt="s", priority=-1, user="u").cache_salt == "s"
 
 
@@ -72,7 +76,7 @@ def test_null_means_unset() -> None:
 )
 def test_stop_forms(stop: object, expected: tuple[str, ...]) -> None:
     assert chat(stop=stop).params().stop == expected
-    assert completion(stop=stop).params().stop == expected
+    assert completion(stop=stop).params(LIMITS).stop == expected
 
 
 @pytest.mark.parametrize("stop", ["", [""], ["ok", ""], [*"abcde"], [1], 1, {"a": 1}, ["x" * 257], [None]])
@@ -104,8 +108,15 @@ def test_values_that_are_refused_name_their_field(field: str, value: object) -> 
         assert (error.param or "").split(".")[0] == field, error
 
 
-@pytest.mark.parametrize("make", [chat, completion])
-@pytest.mark.parametrize("name", [name for name, neutral in UNSERVED.items()])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (make, name)
+        for make, kind in ((chat, ChatBody), (completion, CompletionBody))
+        for name in kind.unserved
+        if name not in kind.model_fields
+    ],
+)
 def test_what_is_not_served_is_refused_by_name(make: Any, name: str) -> None:
     error = refused(make, **{name: {"some": "wish"}})
     assert (error.param, error.code) == (name, "unsupported_parameter")
@@ -114,7 +125,7 @@ def test_what_is_not_served_is_refused_by_name(make: Any, name: str) -> None:
 def test_unserved_fields_may_ask_for_nothing() -> None:
     chat(tools=[], tool_choice="none", response_format={"type": "text"}, store=False, parallel_tool_calls=True)
     assert refused(chat, store=0).param == "store"  # 0 is no false
-    assert refused(chat, response_format={"type": "json_object"}).param == "response_format"
+    assert refused(chat, verbosity="low").param == "verbosity"
 
 
 def test_unknown_fields_are_refused_by_name() -> None:
@@ -126,9 +137,21 @@ def test_unknown_fields_are_refused_by_name() -> None:
     assert refused(completion, messages=[]).param == "messages"
     assert refused(chat, prompt="x").param == "prompt"
     assert refused(chat, echo=True).param == "echo"
-    assert refused(chat, stream=True, stream_options={"include_obfuscation": True}).param == (
-        "stream_options.include_obfuscation"
-    )
+    chat(stream=True, stream_options={"include_obfuscation": False})
+    for name in ("include_obfuscation", "unheard_of"):
+        assert refused(chat, stream=True, stream_options={name: True}).param == f"stream_options.{name}"
+
+
+def test_unknown_fields_may_be_left_out_and_told_of() -> None:
+    ignored: list[str] = []
+    raw = json.dumps(CHAT | {"request_id": 1, "x" * 5000: 2, "temprature": None, "seed": 7}).encode()
+    assert parse_body(ChatBody, raw, ignored) == chat(seed=7)
+    assert [name[:10] for name in ignored] == ["request_id", "x" * 10, "temprature"]
+    assert max(map(len, ignored)) < 100
+    wrong: list[dict[str, Any]] = [{"audio": {}}, {"stream_options": {"unheard_of": 1}}]
+    for fields in wrong:
+        with pytest.raises(RequestError):
+            parse_body(ChatBody, json.dumps(CHAT | fields).encode(), [])
 
 
 @pytest.mark.parametrize(
@@ -186,7 +209,7 @@ def test_many_faults_are_refused_without_looking_at_all_of_them() -> None:
     ],
 )
 def test_messages_for_the_template(messages: list[Any], expected: list[dict[str, str]]) -> None:
-    assert [message.for_template() for message in chat(messages=messages).messages] == expected
+    assert turns_of(chat(messages=messages).messages) == expected
 
 
 @pytest.mark.parametrize(
@@ -208,43 +231,14 @@ def test_chat_caps_and_logprobs() -> None:
     assert chat(max_completion_tokens=5).params().max_tokens == 5
     assert chat(max_completion_tokens=5, max_tokens=5).params().max_tokens == 5
     assert refused(chat, max_completion_tokens=5, max_tokens=6).param == "max_completion_tokens"
-    assert refused(chat, max_completion_tokens=0).param == "max_tokens"
+    assert refused(chat, max_completion_tokens=0).param == "max_completion_tokens"
+    assert refused(chat, max_tokens=0).param == "max_tokens"
     assert chat(logprobs=False).params().logprobs is None
     assert chat(logprobs=True).params().logprobs == 0
     assert chat(logprobs=True, top_logprobs=20).params().logprobs == 20
     for fields in ({"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 21}, {"logprobs": True, "top_logprobs": -1}):
         assert refused(chat, **fields).param == "top_logprobs"
     assert refused(chat, logprobs=1).param == "logprobs"
-
-
-def test_completion_caps_logprobs_and_what_is_not_served() -> None:
-    assert completion(max_tokens=0, echo=True, logprobs=1).params().max_tokens == 0
-    assert completion(echo=True, logprobs=5).params().prompt_logprobs == 5
-    assert completion(logprobs=5).params().prompt_logprobs is None
-    assert completion(best_of=1).params().n == 1
-    for field, value in (("logprobs", 6), ("logprobs", -1), ("logprobs", True), ("best_of", 2), ("suffix", "x")):
-        assert refused(completion, **{field: value}).param == field
-
-
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ("a", ["a"]), ("", [""]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]]),
-    ],
-)  # fmt: skip
-def test_prompt_forms(prompt: object, expected: list[object]) -> None:
-    assert completion(prompt=prompt).prompts() == expected
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        None, 5, 1.5, True, {}, [], [[]], [1, "a"], ["a", 1], ["a", [1]], [[1], "a"], [True], [1.0], [[1], [True]],
-        [None], [["a"]], [[[1]]], ["a"] * 65,
-    ],
-)  # fmt: skip
-def test_prompts_that_are_refused(prompt: object) -> None:
-    assert refused(completion, prompt=prompt).param == "prompt"
 
 
 def test_json_has_no_line_end_of_any_kind() -> None:

@@ -36,7 +36,7 @@ def test_chat_entries_are_one_a_token_in_order_with_bytes(tokenizer: Tokenizer) 
 def test_legacy_entries_of_equal_text_stay_apart(tokenizer: Tokenizer) -> None:
     lists = LegacyLogprobs(tokenizer, 0)
     taken = lists.take(
-        [SPACE_TRUE, BOS_PIECE], [TokenLogprob(SPACE_TRUE, -0.1, TOP), TokenLogprob(BOS_PIECE, -9.0, TOP)], 5
+        [SPACE_TRUE, BOS_PIECE], [TokenLogprob(SPACE_TRUE, -0.1, TOP), TokenLogprob(BOS_PIECE, -9.0, TOP)]
     )
     best = {" true": -0.1, " ": -1.0, "bytes:\\xe2": -2.0, f"token_id:{SPACE_BYTE}": -3.0, "true": -9999.0}
     assert taken["top_logprobs"] == [best, {**best, "<s>": -9.0}]
@@ -45,16 +45,16 @@ def test_legacy_entries_of_equal_text_stay_apart(tokenizer: Tokenizer) -> None:
 
 
 def test_legacy_without_alternatives_and_for_a_first_token(tokenizer: Tokenizer) -> None:
-    taken = LegacyLogprobs(tokenizer, 0).take([TRUE, TRUE], [None, TokenLogprob(TRUE, -1.0, ())], 0)
-    assert (taken["token_logprobs"], taken["top_logprobs"]) == ([None, -1.0], [None, None])
+    taken = LegacyLogprobs(tokenizer, 0).take([TRUE, TRUE], [None, TokenLogprob(TRUE, -1.0, ())])
+    assert (taken["token_logprobs"], taken["top_logprobs"]) == ([None, -1.0], [None, {"true": -1.0}])
 
 
 def test_offsets_skip_a_bos_that_the_text_lacks_and_count_whole_characters(tokenizer: Tokenizer) -> None:
     euro = [FIRST_BYTE_PIECE + byte for byte in "€".encode()]
     lists = LegacyLogprobs(tokenizer, -len("<s>"))
     ids = [BOS_PIECE, TRUE, *euro, TRUE]
-    taken = lists.take(ids, [None] * len(ids), 0)
+    taken = lists.take(ids, [None] * len(ids))
     text = "true€true"
     assert taken["text_offset"] == [0, 0, 4, 4, 4, 5]
     assert text[5:] == "true"
-    assert lists.take([TRUE], [None], 0)["text_offset"] == [9]
+    assert lists.take([TRUE], [None])["text_offset"] == [9]

@@ -16,6 +16,7 @@ from ostinato.runtime import ranks
 from ostinato.runtime.config import add_arguments, config_from_args
 from ostinato.runtime.libraries import REAL
 from ostinato.runtime.rank import RankParts
+from ostinato.runtime.serve_config import ServeConfig
 from ostinato.runtime.server import serve
 
 from .rank_libraries import SIMULATED_PARTS
@@ -29,16 +30,18 @@ def main(argv: list[str], parts: RankParts = SIMULATED_PARTS) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--metrics-port", type=int)
     add_arguments(parser)
     args = parser.parse_args(argv)
     config, libraries = config_from_args(args), REAL
+    served = ServeConfig(bundle=args.bundle, port=args.port, metrics_port=args.metrics_port, engine=config)
     manifest = open_bundle(args.bundle, verify_digests=False).manifest
     if manifest.target in GPU_TARGETS:
         libraries = simulated(args.bundle, limits=config.limits(manifest)).libraries()
     os.environ["PYTHONPATH"] = str(ROOT)  # the other ranks' processes find these tests by it
     with mock.patch.object(ranks, "RanksExecutor", partial(ranks.RanksExecutor, parts=parts)):
         try:
-            return serve(args.bundle, config, "127.0.0.1", args.port, libraries)
+            return serve(served, libraries)
         except OstinatoError as error:  # as the command does
             print(f"ostinato serve: {error}", file=sys.stderr)
             return 2

@@ -56,12 +56,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def served(bundle: Path) -> Iterator[str]:
-    """`ostinato serve` in a process of its own; gives its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.sim.serve_simulated", str(bundle), "--port", str(port), *SERVE]
+def served(bundle: Path) -> Iterator[tuple[str, str]]:
+    """`ostinato serve` in a process of its own; gives its addresses, the second for metrics."""
+    with socket.socket() as free, socket.socket() as also_free:
+        for probe in (free, also_free):
+            probe.bind(("127.0.0.1", 0))
+        port, metrics_port = free.getsockname()[1], also_free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.sim.serve_simulated", str(bundle), *SERVE]
+    command += ["--port", str(port), "--metrics-port", str(metrics_port)]
     process = subprocess.Popen(command, cwd=ROOT)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -70,7 +72,7 @@ def served(bundle: Path) -> Iterator[str]:
             assert process.poll() is None, "the server ended"
             assert time.monotonic() < end, "the server does not get ready"
             time.sleep(0.2)
-        yield url
+        yield url, f"http://127.0.0.1:{metrics_port}"
     finally:
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
@@ -107,15 +109,15 @@ def graph_steps(url: str) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def wanted(store: Path) -> list[tuple[str, ...]]:
-    with served(store / "cpu") as url:
+    with served(store / "cpu") as (url, _):
         return streamed(url)
 
 
 @pytest.mark.parametrize("target", ["rtx", "trt"])
 def test_served_tokens_are_those_of_the_cpu(store: Path, wanted: list[tuple[str, ...]], target: str) -> None:
     assert [len(tokens) for tokens in wanted].count(TOKENS) > len(PROMPTS) / 2
-    with served(store / target) as url:
+    with served(store / target) as (url, metrics_url):
         assert streamed(url) == wanted
-        steps = graph_steps(url)
+        steps = graph_steps(metrics_url)
     assert sum(steps.values()) >= TOKENS
     assert not any(count for labels, count in steps.items() if "eager" in labels)

@@ -1,0 +1,108 @@
+"""A caller's spec as what the compiler takes, checked as far as that is possible without it (runs per request)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from ostinato.engines.errors import RequestError
+
+from .grammar_regex import shortest_text
+from .grammar_schema import CODE, MAX_FORCED_CHARS, check_schema, compilable
+from .grammar_spec import GrammarSpec, Kind
+from .serve_limits import ServeLimits
+
+# JSON without blanks: each has one spelling then, and most of what lies between values is forced.
+_COMPACT = {"whitespace_flexible": False}
+_UNQUOTED = re.compile(r"\\.|/|\n", re.DOTALL)  # what ends a regex in Lark's form, and escapes, which do not
+_QUOTED = {"/": r"\/", "\n": r"\n"}
+_UNFORCED = '%llguidance {"no_forcing": true}\n'  # finding what a caller's own rules force can take for ever
+
+
+NAMES: Mapping[Kind, str] = {  # in messages
+    "json_schema": "JSON schema",
+    "json_object": "JSON object",
+    "regex": "regex",
+    "choice": "choice",
+    "lark": "form of tool calls",
+    "ebnf": "grammar",
+}
+
+
+class Source(NamedTuple):
+    """A grammar in Lark's form; `head` goes before it. `is_foreign`: it may be in GBNF's form instead."""
+
+    text: str
+    head: str = ""
+    is_foreign: bool = False
+
+
+def source_of(spec: GrammarSpec, limits: ServeLimits) -> Source:
+    """RequestError where the spec is too large, not of its kind's form, or asks for what is not served."""
+    most = limits.max_regex_bytes if spec.kind == "regex" else limits.max_grammar_bytes
+    if len(spec.source.encode()) > most:
+        raise RequestError(
+            f"the {NAMES[spec.kind]} exceeds {most} bytes: give a smaller one", param=spec.param, code=CODE
+        )
+    match spec.kind:
+        case "json_object":
+            return _json({"type": "object"})
+        case "json_schema":
+            return _json(_schema(spec, limits))
+        case "regex":
+            return Source(f"start: REGEX\nREGEX: {_regex(spec)}\n")
+        case "choice":
+            return Source(_choice(spec))
+        case "lark":
+            return Source(spec.source)
+        case "ebnf":
+            if "%llguidance" in spec.source:
+                raise RequestError(
+                    "%llguidance options are not supported: leave them out",
+                    param=spec.param,
+                    code="unsupported_grammar",
+                )
+            return Source(spec.source, _UNFORCED, is_foreign=True)
+
+
+def _json(schema: dict[str, Any]) -> Source:
+    return Source(f"start: %json {json.dumps({**schema, 'x-guidance': _COMPACT})}\n")
+
+
+def _schema(spec: GrammarSpec, limits: ServeLimits) -> dict[str, Any]:
+    try:
+        schema = orjson.loads(spec.source)
+    except orjson.JSONDecodeError:
+        raise RequestError("the JSON schema is not JSON", param=spec.param, code=CODE) from None
+    check_schema(schema, spec.param, limits)
+    return {} if schema is True else compilable(schema)
+
+
+def _regex(spec: GrammarSpec) -> str:
+    if not spec.source:
+        raise RequestError("the regex is empty: give one", param=spec.param, code="unsupported_grammar")
+    if shortest_text(spec.source) > MAX_FORCED_CHARS:
+        raise RequestError(
+            f"the regex demands a text of more than {MAX_FORCED_CHARS} characters: repeat less",
+            param=spec.param,
+            code="unsupported_grammar",
+        )
+    return "/" + _UNQUOTED.sub(lambda found: _QUOTED.get(found[0], found[0]), spec.source) + "/"
+
+
+def _choice(spec: GrammarSpec) -> str:
+    try:
+        choices = orjson.loads(spec.source)
+    except orjson.JSONDecodeError:
+        choices = None
+    if not isinstance(choices, list) or not choices or not all(isinstance(text, str) for text in choices):
+        raise RequestError("choice is not a list of one or more texts", param=spec.param, code="unsupported_grammar")
+    if any(len(text) > MAX_FORCED_CHARS for text in choices):
+        raise RequestError(
+            f"a choice has more than {MAX_FORCED_CHARS} characters", param=spec.param, code="unsupported_grammar"
+        )
+    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in choices) + "\n"

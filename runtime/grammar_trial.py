@@ -1,0 +1,103 @@
+"""A worker process that tries grammars out, as seen from the server (started when a grammar is new, then kept)."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ostinato.engines.errors import OstinatoError
+
+from .grammar_source import Source
+from .serve_limits import ServeLimits
+
+START_SECONDS = 60.0
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LANG")  # no keys among them
+_READ_BYTES = 2**16
+
+
+class TrialError(Exception):
+    """Why a grammar can't be used."""
+
+
+class Tried(NamedTuple):
+    """A grammar that held: its text in Lark's form, and how many bytes it takes once compiled."""
+
+    text: str
+    num_bytes: int
+
+
+class Trial:
+    """One worker. One caller at a time; `is_spent` then says whether another one must take its place."""
+
+    def __init__(self, setup: Mapping[str, Any], limits: ServeLimits) -> None:
+        self._limits = limits
+        self._kept_bytes = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ostinato.runtime.grammar_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # what native code says of a caller's grammar belongs in no log
+            env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+        )
+        try:
+            answer = self._ask({**setup, "max_bytes": limits.compile_bytes}, START_SECONDS)
+        except TrialError as error:
+            raise OstinatoError(f"the worker that tries grammars out does not start: {error}") from None
+        if "error" in answer:
+            self.close()
+            raise OstinatoError(f"grammars can't be used with this tokenizer: {answer['error']}")
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it ended, or holds so much that the next grammar would lack it."""
+        return self._process.poll() is not None or self._kept_bytes > self._limits.compile_bytes // 4
+
+    def run(self, source: Source) -> Tried:
+        """Try a grammar; TrialError where it does not compile, takes too much, or ends the worker."""
+        answer = self._ask(source._asdict(), self._limits.compile_seconds)
+        self._kept_bytes += answer["kept_bytes"]
+        if "error" in answer:
+            raise TrialError(answer["error"])
+        return Tried(answer["text"], answer["bytes"])
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):  # of what was not sent yet
+                pipe.close()
+
+    def _ask(self, question: Mapping[str, Any], seconds: float) -> Any:
+        assert self._process.stdin is not None
+        deadline = time.monotonic() + seconds
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self.close()
+            raise TrialError("the worker has ended") from None
+        return json.loads(self._line(deadline, seconds))
+
+    def _line(self, deadline: float, seconds: float) -> bytes:
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        parts: list[bytes] = []
+        while not parts or not parts[-1].endswith(b"\n"):
+            if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                self.close()
+                raise TrialError(f"it does not compile within {seconds:g} s")
+            part = os.read(pipe, _READ_BYTES)
+            if not part:
+                self.close()
+                raise TrialError(f"it needs more than {self._limits.compile_bytes // 2**20} MiB, or nests too deep")
+            parts.append(part)
+        return b"".join(parts)

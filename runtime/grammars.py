@@ -1,0 +1,140 @@
+"""The grammars of a server: tried out in a worker, compiled on a thread, kept while there is room (runs per request).
+
+         asyncio thread │ a grammar's thread                                 │ worker process
+compile ─ kept? ────────┼─▶ check the source ──▶ try it out ─────────────────┼─▶ compile, follow at random
+a Grammar ◀─────────────┼── compile once more ◀── it holds: size ◀───────────┤   (bounded in time and memory)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import llguidance
+
+from ostinato.engines.errors import OstinatoError, RequestError
+
+from .grammar_guide import Grammar
+from .grammar_source import NAMES, source_of
+from .grammar_spec import GrammarSpec
+from .grammar_trial import Trial, TrialError
+from .serve_limits import ServeLimits
+from .tokenizer import Tokenizer
+
+NUM_WORKERS = 2
+MAX_PENDING = 16  # new grammars at once
+MAX_SHOWN_CHARS = 300
+MIN_BYTES = 4096  # of a kept grammar, its books included
+
+
+class GrammarsBusyError(OstinatoError):
+    """Too many new grammars at once: try again later."""
+
+
+class Grammars:
+    """Compiles specs; one that was asked for lately is found. `close` when done; workers start with the first spec."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_ids: frozenset[int], limits: ServeLimits) -> None:
+        self.num_bytes = 0  # of what is kept
+        self._tokenizer = tokenizer
+        self._end_ids = eos_ids
+        self._limits = limits
+        self._kept: OrderedDict[GrammarSpec, Grammar] = OrderedDict()  # the least recently used first
+        self._coming: dict[GrammarSpec, asyncio.Future[Grammar]] = {}
+        self._pool = ThreadPoolExecutor(NUM_WORKERS, "grammar")
+        self._idle: queue.LifoQueue[Trial] = queue.LifoQueue()
+        self._lock = threading.Lock()
+        self._compiler: llguidance.LLTokenizer | None = None
+        self._is_closed = False
+
+    async def compile(self, spec: GrammarSpec) -> Grammar:
+        """RequestError that names `spec.param` where it can't be used; GrammarsBusyError."""
+        if (grammar := self._kept.get(spec)) is not None:
+            self._kept.move_to_end(spec)
+            return grammar
+        if (coming := self._coming.get(spec)) is None:
+            if len(self._coming) >= MAX_PENDING:
+                raise GrammarsBusyError(f"{MAX_PENDING} new grammars are being compiled: try again later")
+            coming = asyncio.get_running_loop().run_in_executor(self._pool, self._make, spec)
+            self._coming[spec] = coming
+            coming.add_done_callback(lambda done: self._came(spec, done))
+        try:
+            return await asyncio.shield(coming)
+        except RequestError as error:  # of whoever asked first
+            raise RequestError(str(error), param=spec.param, code=error.code) from None
+
+    def _came(self, spec: GrammarSpec, done: asyncio.Future[Grammar]) -> None:
+        del self._coming[spec]
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._kept[spec] = grammar = done.result()
+        self.num_bytes += grammar.num_bytes
+        while self.num_bytes > self._limits.grammar_cache_bytes:
+            self.num_bytes -= self._kept.popitem(last=False)[1].num_bytes
+
+    def _make(self, spec: GrammarSpec) -> Grammar:
+        """On a thread of the pool."""
+        source = source_of(spec, self._limits)
+        try:
+            trial = self._idle.get_nowait()
+        except queue.Empty:
+            trial = Trial(self._setup(), self._limits)
+        try:
+            tried = trial.run(source)
+        except TrialError as error:
+            raise RequestError(
+                f"the {NAMES[spec.kind]} can't be used: {_shown(str(error))}",
+                param=spec.param,
+                code="unsupported_schema" if spec.kind.startswith("json") else "unsupported_grammar",
+            ) from None
+        finally:
+            self._put_back(trial)
+        tokenizer = self._native()
+        limits = llguidance.LLParserLimits(verbose_errors=False)
+        grammar = llguidance.LLMatcher.grammar_from_lark(tried.text)
+        seed = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        if seed.is_error():
+            raise OstinatoError("a grammar that held in the worker does not compile in the server")
+        return Grammar(seed, tokenizer, self._end_ids, MIN_BYTES + 2 * len(spec.source) + tried.num_bytes)
+
+    def _put_back(self, trial: Trial) -> None:
+        with self._lock:
+            if trial.is_spent or self._is_closed:
+                trial.close()
+            else:
+                self._idle.put(trial)
+
+    def _setup(self) -> dict[str, Any]:
+        if not self._end_ids:
+            raise OstinatoError("the bundle names no end tokens, which a grammar needs: build it again with some")
+        return {
+            "tokenizer": self._tokenizer.to_json(),
+            "vocab_size": self._tokenizer.vocab_size,
+            "eos_ids": sorted(self._end_ids),
+        }
+
+    def _native(self) -> llguidance.LLTokenizer:
+        """The tokenizer as the library wants it, made once."""
+        with self._lock:
+            if self._compiler is None:
+                setup = self._setup()
+                self._compiler = llguidance.LLTokenizer(setup["tokenizer"], setup["vocab_size"], setup["eos_ids"])
+            return self._compiler
+
+    def close(self) -> None:
+        """End the workers; a grammar that is under way still comes, or fails."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._is_closed = True
+            while not self._idle.empty():
+                self._idle.get().close()
+
+
+def _shown(message: str) -> str:
+    """The first words of what native code says, which may repeat a whole grammar."""
+    line = " ".join(message.split())
+    return line if len(line) <= MAX_SHOWN_CHARS else line[:MAX_SHOWN_CHARS] + "…"

@@ -1,0 +1,67 @@
+"""The options of `ostinato serve`; each that is given wins over the file (lines run once at start)."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .config import add_arguments, given_options
+from .serve_config import LOG_FORMATS, LOG_LEVELS, ServeConfig
+from .serve_file import OFF, override, read_serve_file, serve_config
+
+_COPIED = (
+    *("host", "port", "metrics_host", "api_keys", "insecure", "strict_fields"),
+    *("log_format", "log_level", "otlp_endpoint"),
+)
+_LISTS = {"cors_origin": "cors_origins", "allowed_host": "allowed_hosts"}
+
+
+def serve_parser() -> argparse.ArgumentParser:
+    """None for every option that is not given."""
+    parser = argparse.ArgumentParser(prog="ostinato serve", description="Serve a bundle over HTTP.")
+    parser.add_argument("bundle", type=Path, nargs="?", help="may stand in the file instead")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="serve.toml; deploy/serve.toml shows every key")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="one key, such as limits.max_waiting=64"
+    )
+    group = parser.add_argument_group("addresses")
+    group.add_argument("--host", help="address to listen on (default: this machine only)")
+    group.add_argument("--port", type=int, help="default 8000")
+    group.add_argument("--metrics-host", help="address of metrics and console (default: this machine only)")
+    group.add_argument("--metrics-port", help=f"default 8001; {OFF}: none")
+    group = parser.add_argument_group("who may call")
+    group.add_argument("--api-keys", type=str, metavar="FILE", help="lines name:key, or TOML; also OSTINATO_API_KEYS")
+    group.add_argument(
+        "--insecure", action="store_true", default=None, help="let other machines call without an API key"
+    )
+    group.add_argument("--cors-origin", action="append", metavar="URL", help="a web site whose pages may call")
+    group.add_argument(
+        "--allowed-host", action="append", metavar="NAME", help="a name of this server, where no key protects it"
+    )
+    group = parser.add_argument_group("answers and logs")
+    group.add_argument(
+        "--strict-fields", action="store_true", default=None, help="refuse unknown fields; else a header names them"
+    )
+    group.add_argument("--log-format", choices=LOG_FORMATS, help="default human")
+    group.add_argument("--log-level", choices=LOG_LEVELS, help="default info")
+    group.add_argument(
+        "--otlp-endpoint", metavar="URL", help="send traces there; also OTEL_EXPORTER_OTLP_ENDPOINT (extra otel)"
+    )
+    add_arguments(parser)
+    return parser
+
+
+def config_of(args: argparse.Namespace) -> ServeConfig:
+    """The file, then --set, then the other options. Raises RecipeError."""
+    table = {} if args.config is None else read_serve_file(args.config)
+    for assignment in args.set:
+        override(table, assignment)
+    if args.bundle is not None:
+        table["bundle"] = str(args.bundle)
+    table.update({name: value for name in _COPIED if (value := getattr(args, name)) is not None})
+    table.update({key: value for name, key in _LISTS.items() if (value := getattr(args, name)) is not None})
+    if (port := args.metrics_port) is not None:
+        table["metrics_port"] = int(port) if port.isdecimal() else port
+    if isinstance(engine := table.setdefault("engine", {}), dict):
+        engine.update(given_options(args))
+    return serve_config(table)

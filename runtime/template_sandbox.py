@@ -1,0 +1,140 @@
+"""The sandbox that chat templates run in: no way out, and an end to time and text (built once at start)."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+RENDER_SECONDS = 2.0
+MAX_TEXT_CHARS = 2**20
+
+
+class BoundError(TemplateError):
+    """A rendering took more than its time, or made more than its text."""
+
+
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """jinja2's sandbox, where each turn of a loop and each call of a macro looks at the time.
+
+    Time is the thread's own, so that a busy machine refuses nothing. What an operator makes is bounded before it is
+    made.
+    """
+
+    intercepted_binops = frozenset({"*", "**", "+"})
+
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+        self._clock = clock
+        self._deadline = threading.local()  # renderings run on several threads
+        self.filters["tojson"] = _tojson
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+
+    def begin(self) -> None:
+        """The time of a rendering on this thread begins."""
+        self._deadline.at = self._clock() + RENDER_SECONDS
+
+    def tick(self) -> str:
+        """Nothing to print; BoundError once the time is over."""
+        if self._clock() > self._deadline.at:
+            raise BoundError(f"it ran for more than {RENDER_SECONDS:g} s")
+        return ""
+
+    def join_texts(self, *parts: Any) -> str:
+        """What `~` means."""
+        texts = [str(part) for part in parts]
+        _check_size(sum(map(len, texts)))
+        return "".join(texts)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        match operator:
+            case "+" if isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+                _check_size(len(left) + len(right))
+            case "*" if isinstance(left, str | list | tuple) and isinstance(right, int):
+                _check_size(len(left) * right)
+            case "*" if isinstance(right, str | list | tuple) and isinstance(left, int):
+                _check_size(len(right) * left)
+            case "*" if isinstance(left, int) and isinstance(right, int):
+                _check_size(left.bit_length() + right.bit_length())
+            case "**" if isinstance(left, int) and isinstance(right, int):
+                _check_size(left.bit_length() * right)
+        return super().call_binop(context, operator, left, right)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = _Bounds(self).visit(super()._parse(source, name, filename))
+        assert isinstance(tree, nodes.Template)
+        return tree
+
+
+def _check_size(num_parts: int) -> None:
+    """Characters, entries or bits."""
+    if num_parts > MAX_TEXT_CHARS:
+        raise BoundError(f"it made a text, list or number longer than {MAX_TEXT_CHARS}")
+
+
+class _Bounds(NodeTransformer):
+    """Writes the sandbox's checks into a template."""
+
+    def __init__(self, sandbox: TemplateSandbox) -> None:
+        self._sandbox = sandbox
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 (jinja2 looks it up by the node's name)
+        return self._ticking(node)
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
+        return self._ticking(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return self._call("join_texts", node.nodes, node.lineno)
+
+    def _ticking(self, node: nodes.For | nodes.Macro) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, nodes.ExprStmt(self._call("tick", [], node.lineno), lineno=node.lineno))
+        return node
+
+    def _call(self, name: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Call:
+        method = nodes.EnvironmentAttribute(name, lineno=lineno)
+        call = nodes.Call(method, arguments, [], None, None, lineno=lineno)
+        call.set_environment(self._sandbox)
+        return call
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}` marks a training mask: at inference it is its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes <, > and &, which no model was trained on.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

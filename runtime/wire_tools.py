@@ -1,0 +1,171 @@
+"""Tools in the body of /v1/chat/completions: what is offered, what must be called, calls of earlier turns (per call).
+
+As OpenAI has it: without tool_choice the model may call (auto); a named call ends with finish_reason "stop", any other
+with "tool_calls".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field
+
+from ostinato.engines.errors import RequestError
+
+from .serve_limits import ServeLimits
+from .wire import WireModel
+
+Mode = Literal["auto", "required", "named"]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_WORDS = ("none", "auto", "required")
+
+
+def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema and schema.get("type") != "object":
+        raise ValueError('a function takes an object: give "type": "object"')
+    return schema
+
+
+class Function(WireModel):
+    """A function that the model may call. Without `parameters` it takes none."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_checked_schema)] | None = None
+    strict: bool | None = None
+
+    @property
+    def schema_of_arguments(self) -> Mapping[str, Any]:
+        return self.parameters or NO_ARGUMENTS
+
+
+class Tool(WireModel):
+    """The one kind of tool that is served."""
+
+    type: Literal["function"]
+    function: Function
+
+    def for_template(self) -> dict[str, Any]:
+        """Whole and in one order of keys, as templates read them; `strict` is the server's affair."""
+        function = self.function
+        parameters = function.parameters or {"type": "object", "properties": {}}
+        table = {"name": function.name, "description": function.description or "", "parameters": parameters}
+        return {"type": "function", "function": table}
+
+
+class NamedFunction(WireModel):
+    name: FunctionName
+
+
+class NamedChoice(WireModel):
+    """The tool_choice that names a function."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+def _as_choice(value: object) -> object:
+    """Each wrong form told apart: a union's own errors name its members."""
+    if value in _WORDS:
+        return value
+    if isinstance(value, dict) and value.get("type") == "function":
+        return value
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        raise ValueError("allowed_tools is not supported here: list those tools only, and leave the others out")
+    raise ValueError('give "none", "auto", "required" or {"type": "function", "function": {"name": …}}')
+
+
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedChoice, BeforeValidator(_as_choice)]
+
+
+def _as_arguments(text: str) -> str:
+    if not isinstance(parsed_arguments(text), dict):
+        raise ValueError("this is not the text of a JSON object: send the arguments as they came")
+    return text
+
+
+def parsed_arguments(text: str) -> Any:
+    """The arguments of a call as a value; no text counts as none."""
+    try:
+        return orjson.loads(text) if text.strip() else {}
+    except orjson.JSONDecodeError:
+        return None
+
+
+class CalledFunction(WireModel):
+    """What was called."""
+
+    name: FunctionName
+    arguments: Annotated[str, AfterValidator(_as_arguments)]
+
+
+class ToolCall(WireModel):
+    """A call of an earlier turn. `index`: left over where a client kept a stream's chunks."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Templates write arguments as JSON in their own way, so they get a value."""
+        function = {"name": self.function.name, "arguments": parsed_arguments(self.function.arguments)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What a call may do with tools. `name`: the one function that must be called, where `mode` is named."""
+
+    tools: tuple[Tool, ...]
+    mode: Mode
+    name: str | None = None
+    at_most_one: bool = False
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.function.name for tool in self.tools)
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the output is calls and nothing else."""
+        return self.mode != "auto"
+
+
+class ToolFields(WireModel):
+    """The fields of a body that are about tools."""
+
+    tools: Annotated[list[Tool], FailFast()] = Field(default=[])
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    def tool_use(self, limits: ServeLimits) -> ToolUse | None:
+        """None where the model is to know of no tools. RequestError where the fields contradict each other."""
+        tools, choice = tuple(self.tools), self.tool_choice
+        if not tools:
+            if choice not in (None, "none"):
+                raise RequestError("tool_choice needs tools: list them, or leave it out", param="tool_choice")
+            return None
+        _check_tools(tools, limits)
+        if choice == "none":
+            return None
+        if isinstance(choice, NamedChoice):
+            name = choice.function.name
+            if name not in {tool.function.name for tool in tools}:
+                raise RequestError("tool_choice names a function that tools does not list", param="tool_choice")
+            return ToolUse(tools, "named", name, at_most_one=True)
+        return ToolUse(tools, choice or "auto", at_most_one=self.parallel_tool_calls is False)
+
+
+def _check_tools(tools: Sequence[Tool], limits: ServeLimits) -> None:
+    if len(tools) > limits.max_tools:
+        raise RequestError(f"tools lists {len(tools)}, at most {limits.max_tools} are allowed", param="tools")
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.function.name in seen:
+            raise RequestError("two tools have this name: give each its own", param=f"tools.{index}.function.name")
+        seen.add(tool.function.name)

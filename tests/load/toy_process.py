@@ -1,0 +1,100 @@
+"""A server without a model in a process of its own, for tests that signal, starve or overload one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ostinato.runtime.batch import Batch
+from tests.fakes import Done, PosLM, make_limits
+from tests.serving import PATIENCE_SECONDS, VOCAB_SIZE, await_true
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Toy:
+    """What kind of server. A step takes `step_seconds`, so that its capacity is known; `dies_at` is a step's number."""
+
+    step_seconds: float = 0.0
+    max_rows: int = 8
+    max_waiting: int = 512
+    drain_seconds: float = 30.0
+    dies_at: int = 0
+    fails_to_load: bool = False
+
+
+class SlowLM(PosLM):
+    """PosLM at a set pace."""
+
+    def __init__(self, toy: Toy) -> None:
+        limits = make_limits(max_rows=toy.max_rows, num_blocks=16 * toy.max_rows)
+        super().__init__(limits, VOCAB_SIZE)
+        self._toy = toy
+
+    def run(self, batch: Batch) -> Done:
+        time.sleep(self._toy.step_seconds)
+        return super().run(batch)
+
+
+@dataclass(frozen=True)
+class ToyProcess:
+    url: str
+    process: subprocess.Popen[Any]
+    log: Path
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=PATIENCE_SECONDS, verify=False)  # loading CAs is slow
+
+    def is_ready(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            with self.client() as client:
+                return client.get("/health/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def end(self) -> int:
+        """Of SIGTERM: the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_SECONDS)
+
+
+@contextmanager
+def toy_process(folder: Path, toy: Toy, *, wait: bool = True, **options: Any) -> Iterator[ToyProcess]:
+    """`options` are those of Popen. Its stderr goes to a file unless they say otherwise."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    log = folder / "server.log"
+    command = [sys.executable, "-m", "tests.load.toy_process", str(folder), str(port), json.dumps(asdict(toy))]
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(command, cwd=ROOT, **{"stderr": stderr} | options)
+    served = ToyProcess(f"http://127.0.0.1:{port}", process, log)
+    try:
+        if wait:
+            await_true(served.is_ready, "the process did not start")
+        yield served
+    finally:
+        process.kill()
+        process.wait()
+
+
+def main(folder: Path, port: int, toy: Toy) -> int:
+    from tests.load.toy_app import serve_toy
+
+    return serve_toy(folder, port, toy)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), Toy(**json.loads(sys.argv[3]))))

@@ -1,0 +1,176 @@
+"""Guides over a toy vocabulary: what is legal is what is accepted, and ends come where they may."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ostinato.engines.errors import RequestError
+from ostinato.runtime.grammar_guide import Grammar
+from ostinato.runtime.grammar_spec import GrammarSpec
+from tests.grammars import ENDS, VOCAB_SIZE, Bench, allowed, anything, bench, follow, parsed, schema_spec
+from tests.tokenizers import EOS, EOT
+
+A1 = {"const": {"a": 1}}
+SPECS = {
+    "const": schema_spec(A1),
+    "pattern": schema_spec({"type": "string", "pattern": "^[a-z]+$", "maxLength": 3}),
+    "object": schema_spec({"type": "object", "properties": {"ab": {"type": "boolean"}}, "required": ["ab"]}),
+    "regex": GrammarSpec("regex", "a+(b|true)?"),
+    "choice": GrammarSpec("choice", '["yes", "yellow", "é"]'),
+    "lark": GrammarSpec("ebnf", 'start: "a" | "(" start ")"'),
+    "gbnf": GrammarSpec("ebnf", 'root ::= "a" | "(" root ")"'),
+}
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with bench(tmp_path_factory.mktemp("tokenizer")) as made:
+        yield made
+
+
+def _accepts(grammar: Grammar, history: list[int], token_id: int) -> bool:
+    guide = grammar.start()
+    for earlier in history:
+        guide.accept(earlier)
+    try:
+        guide.accept(token_id)
+    except RequestError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_id_is_legal_where_it_is_accepted_and_nowhere_else(grammars: Bench, name: str) -> None:
+    grammar, rng = grammars.compile(SPECS[name]), random.Random(name)
+    guide, history = grammar.start(), list[int]()
+    while len(history) < 8:
+        ids = allowed(guide)
+        assert ids == {token_id for token_id in range(VOCAB_SIZE) if _accepts(grammar, history, token_id)}
+        if not ids:  # after the end
+            break
+        history.append(anything(rng, ids))
+        guide.accept(history[-1])
+    assert history
+
+
+@pytest.mark.parametrize("end", [EOS, EOT])
+def test_an_end_token_comes_when_the_output_is_whole_and_each_of_them_may(grammars: Bench, end: int) -> None:
+    guide = grammars.of_schema(A1).start()
+    output: list[int] = []
+    while not guide.has_ended:
+        ids = allowed(guide)
+        whole = grammars.text(output) == '{"a":1}'
+        assert ids & ENDS == (ENDS if whole else set())
+        assert not whole or ids == ENDS  # and then nothing else
+        output.append(end if end in ids else max(ids))
+        guide.accept(output[-1])
+    assert parsed(grammars.text(output)) == {"a": 1}
+    assert len(output) <= 16
+    assert allowed(guide) == set()
+
+
+def test_forced_tokens_are_the_masks_one_after_the_other(grammars: Bench) -> None:
+    for name in SPECS:
+        grammar, rng = grammars.compile(SPECS[name]), random.Random(name)
+        jumping, plain = grammar.start(jumps=True), grammar.start()
+        num_forced = 0
+        while not plain.has_ended:
+            assert plain.forced() == ()
+            if forced := list(jumping.forced()):
+                num_forced += len(forced)
+                for token_id in forced:
+                    assert allowed(plain) == allowed(jumping) == {token_id}
+                    jumping.accept(token_id)
+                    plain.accept(token_id)
+                continue
+            assert allowed(jumping) == allowed(plain)
+            token_id = anything(rng, allowed(plain))
+            jumping.accept(token_id)
+            plain.accept(token_id)
+        assert jumping.has_ended
+        assert num_forced > 0 or name not in ("const", "object")
+        assert num_forced == 0 or name not in ("lark", "gbnf")  # a caller's own rules are never looked ahead
+
+
+def test_guides_of_one_grammar_do_not_share_their_place(grammars: Bench) -> None:
+    grammar = grammars.of_schema(A1)
+    rng = random.Random(3)
+    outputs = [follow(grammar.start(), anything, rng) for _ in range(3)]
+    assert {grammars.text(output or []) for output in outputs} == {'{"a":1}'}
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        (r'"a\n\"b\" "', True),
+        ('"' + r"\n" * 12 + '"', True),  # an escape is one character
+        ('"' + r"\n" * 13 + '"', False),
+        ('"' + "é" * 12 + '"', True),
+        ('"' + "😀" * 12 + '"', True),  # two UTF-16 units, one character
+        ('"' + "😀" * 13 + '"', False),
+        ('"\x01"', False),
+        (r'"\u0001"', True),
+        (r'"\ud83d"', False),  # half a pair
+        ('"a', False),
+    ],
+)
+def test_strings_of_bounded_length_may_hold_escapes_and_nothing_raw(grammars: Bench, text: str, fits: bool) -> None:
+    assert grammars.accepts(grammars.of_schema({"type": "string", "maxLength": 12}), text) is fits
+    if fits:
+        assert len(json.loads(text)) <= 12
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"pattern": "^[a-z]+$", "maxLength": 3}, ["a", "zzz"], ["", "zzzz", "A"]),
+        ({"pattern": "^a*$", "minLength": 2}, ["aa", "aaaa"], ["a", "", "ab"]),
+        ({"pattern": "b", "maxLength": 3}, ["b", "abc"], ["ac", "abcd"]),
+        ({"format": "date", "minLength": 10}, ["2024-02-29"], ["2024-13-01", "2024"]),
+        ({"pattern": '^[^"\\\\]*$'}, ["ab", "é\n"], ['"', "\\"]),
+        ({"pattern": "^[[&]$"}, ["[", "&"], ["a"]),
+    ],
+)
+def test_rules_for_one_string_hold_together(
+    grammars: Bench, schema: dict[str, object], good: list[str], bad: list[str]
+) -> None:
+    grammar = grammars.of_schema({"type": "string", **schema})
+    assert [text for text in good if not grammars.accepts(grammar, json.dumps(text, ensure_ascii=False))] == []
+    assert [text for text in bad if grammars.accepts(grammar, json.dumps(text, ensure_ascii=False))] == []
+
+
+def test_integers_and_numbers_are_what_the_specification_calls_so(grammars: Bench) -> None:
+    integer, number = grammars.of_schema({"type": "integer"}), grammars.of_schema({"type": "number"})
+    assert [text for text in ("0", "-7", "10") if not grammars.accepts(integer, text)] == []
+    assert [text for text in ("1.5", "01", "+1", "1.", ".5", "NaN") if grammars.accepts(integer, text)] == []
+    assert [text for text in ("1.5", "-0.25", "1e3") if not grammars.accepts(number, text)] == []
+    assert [text for text in ("01", "+1", "1.", ".5", "NaN", "Infinity") if grammars.accepts(number, text)] == []
+
+
+def test_a_wider_vocabulary_than_the_tokenizers_is_masked(grammars: Bench) -> None:
+    words = np.full(64, -1, np.int32)
+    grammars.compile(GrammarSpec("regex", "[^a]*")).start().fill_mask(words)
+    assert not words[-(-VOCAB_SIZE // 32) :].any()
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    assert not bits[VOCAB_SIZE:].any()
+    assert not bits[ord("a")]
+
+
+def test_a_regex_is_of_the_whole_output_and_slashes_are_its_own(grammars: Bench) -> None:
+    grammar = grammars.compile(GrammarSpec("regex", r"a/b\/[/c]+"))
+    assert grammars.accepts(grammar, "a/b//c")
+    assert not grammars.accepts(grammar, "a/b")
+    assert not grammars.accepts(grammar, "xa/b/c")
+
+
+def test_choices_are_taken_literally(grammars: Bench) -> None:
+    texts = ["yes", 'a "quoted" \\ one', "é\n😀", "start: [x]*", "/re/", "ye"]
+    grammar = grammars.compile(GrammarSpec("choice", json.dumps(texts)))
+    assert [text for text in texts if not grammars.accepts(grammar, text)] == []
+    assert not grammars.accepts(grammar, "y")
+    assert not grammars.accepts(grammar, "yesye")
