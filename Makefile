@@ -15,7 +15,7 @@ BIN   := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve build-engine bundle test soak check bench clean
+.PHONY: help demo serve build-engine bundle test soak check bench screenshots clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -46,6 +46,9 @@ check: $(READY) ## format, lint, types
 
 bench: bundle ## step times and the Python share of a step
 	@$(BIN)/python benchmarks/decode_step.py $(BUNDLE)
+
+screenshots: bundle ## the console's pictures in docs/, of the demo model under load (needs chromium)
+	@OSTINATO_SCREENSHOTS=docs $(BIN)/pytest -q tests/runtime/test_console_pictures.py
 
 clean: ## remove the environment and everything built
 	rm -rf .venv .types .cache engines/store build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,10 +1,15 @@
-"""Between the connection and a call: the time that bytes take, and the header that tells of it (per message)."""
+"""Between the connection and a call: the time that bytes take, and the headers that tell of the call (per message)."""
 
 from __future__ import annotations
+
+import re
 
 from starlette.types import Message, Receive, Send
 
 from .call import Call
+
+_MAX_IGNORED = 20  # names in the header
+_MAX_NAME_CHARS = 64
 
 
 class Account:
@@ -16,9 +21,7 @@ class Account:
         self._send = send
 
     async def receive(self) -> Message:
-        """What the caller sends; once its choices are being made, somebody only listens whether he hangs up."""
-        if self._call.timelines:
-            return await self._receive()
+        """What the caller sends."""
         with self._call.span("read"):
             return await self._receive()
 
@@ -27,13 +30,30 @@ class Account:
         call = self._call
         before = call.path.enter("write")
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), (b"server-timing", self._timing())]}
+            call.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), *_headers(call)]}
         try:
             await self._send(message)
         finally:
             call.path.enter(before)
 
-    def _timing(self) -> bytes:
-        """The spans so far, in milliseconds."""
-        spans = self._call.path.spans()
-        return ", ".join([f"{name};dur={seconds * 1e3:.3f}" for name, seconds in spans.items()]).encode()
+
+def _headers(call: Call) -> list[tuple[bytes, bytes]]:
+    headers = [(b"x-request-id", call.id.encode("ascii")), (b"server-timing", _timing(call))]
+    return [*headers, (b"x-ostinato-ignored", _ignored_names(call))] if call.ignored else headers
+
+
+def _timing(call: Call) -> bytes:
+    """The spans so far, in milliseconds."""
+    return ", ".join([f"{name};dur={seconds * 1e3:.3f}" for name, seconds in call.path.spans().items()]).encode()
+
+
+def _ignored_names(call: Call) -> bytes:
+    """The fields that were left out, for a header: a caller's names, so cleaned and cut."""
+    names = [_cleaned(name) for name in call.ignored[:_MAX_IGNORED]]
+    more = [f"and {len(call.ignored) - _MAX_IGNORED} more"] if len(call.ignored) > _MAX_IGNORED else []
+    return ", ".join([*names, *more]).encode("ascii")
+
+
+def _cleaned(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "?", name[:_MAX_NAME_CHARS])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from starlette.responses import Response
@@ -11,7 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from .choice import Delta
 from .chunks import COMMENT, timings_field
-from .reader import TRANSPORT, Reader
+from .outlet import OUTLET, Outlet
+from .reader import Reader
+from .server_body import digest
 from .stream import Stream
 from .wire_errors import Refusal, refusal
 
@@ -22,6 +25,7 @@ _EVENTS = [
     (b"x-accel-buffering", b"no"),
 ]
 _PART_BYTES = 64 * 1024
+_TOKEN_BYTES = 64  # of an answer, with logprobs
 
 
 class Writer(Protocol):
@@ -61,36 +65,57 @@ class _Answer(Response):
         self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watcher = asyncio.create_task(_watch(receive, self._stream))
-        reader = Reader(self._stream, send, scope.get("state", {}).get(TRANSPORT))
-        try:
-            await self._answer(scope, receive, reader.send)
-            await reader.flush()
-        finally:
-            self._stream.cancel()
-            watcher.cancel()
+        stream, outlet = self._stream, scope["state"][OUTLET]
+        reader = Reader(stream, send, outlet)
+        stream.take = self._taker(outlet)
+        with outlet.watched(stream.cancel):
+            try:
+                await self._answer(scope, receive, reader.send)
+                await reader.flush()
+            finally:
+                stream.cancel()
 
     @abstractmethod
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    @abstractmethod
+    def _taker(self, outlet: Outlet) -> Callable[[int, Delta], bool]:
+        """What takes a delta at once while `_answer` waits for one, or says that it can't."""
 
 
 class StreamAnswer(_Answer):
     """Sends what is ready in one piece; headers go out before the first token."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = self._stream.call.path
+        stream = self._stream
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-            await _send_part(send, self._writer.opening())
-            async for batch in self._stream.batches():
-                before = path.enter("format")
-                parts = [self._writer.chunks(index, delta) for index, delta in batch]
-                path.enter(before)
-                await _send_part(send, b"".join(parts) if batch else COMMENT)
-            if not self._stream.is_cancelled:
-                await send({"type": "http.response.body", "body": self._ending()})
+            if opening := self._writer.opening():
+                await _send_part(send, opening)
+            last = b""
+            async for batch in stream.batches():
+                with stream.call.span("format"):
+                    part = b"".join([self._writer.chunks(index, delta) for index, delta in batch])
+                if stream.open_ids:
+                    await _send_part(send, part if batch else COMMENT)
+                else:  # it goes out with the ending
+                    last = part
+            if not stream.is_cancelled:
+                await _send_part(send, last + self._ending(), True)
         except OSError:  # the reader left between two parts
             return
+
+    def _taker(self, outlet: Outlet) -> Callable[[int, Delta], bool]:
+        chunks = self._writer.chunks
+
+        def take(index: int, delta: Delta) -> bool:
+            if not outlet.is_open:
+                return False
+            if part := chunks(index, delta):
+                outlet.write(part)
+            return True
+
+        return take
 
     def _ending(self) -> bytes:
         if self._stream.error is None:
@@ -108,25 +133,29 @@ class WholeAnswer(_Answer):
         if self._stream.error is not None:
             await refusal(self._stream.error).response()(scope, receive, send)
         elif not self._stream.is_cancelled:
-            body = self._whole()
+            body = await self._whole()
             headers = [*_JSON, (b"content-length", b"%d" % len(body))]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             for start in range(0, len(body), _PART_BYTES):  # between two, a slow reader is waited for
-                await _send_part(send, body[start : start + _PART_BYTES])
-            await send({"type": "http.response.body", "body": b""})
+                part = body[start : start + _PART_BYTES]
+                await _send_part(send, part, start + _PART_BYTES >= len(body))
 
-    def _whole(self) -> bytes:
-        with self._stream.call.span("format"):
-            body = self._writer.whole(self._stream)
+    def _taker(self, outlet: Outlet) -> Callable[[int, Delta], bool]:
+        add = self._writer.add
+
+        def take(index: int, delta: Delta) -> bool:
+            add(index, delta)
+            return True
+
+        return take
+
+    async def _whole(self) -> bytes:
+        stream = self._stream
+        num_tokens = stream.num_output + sum(map(len, stream.prompt_logprobs.values()))
+        with stream.call.span("format"):
+            body = await digest(num_tokens * _TOKEN_BYTES, partial(self._writer.whole, stream))
         return body[:-1] + timings_field(self._stream) + b"}"
 
 
-async def _send_part(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-async def _watch(receive: Receive, stream: Stream) -> None:
-    """Cancel the stream when its reader leaves."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    stream.cancel()
+async def _send_part(send: Send, body: bytes, is_last: bool = False) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": not is_last})

@@ -41,8 +41,8 @@ class _Choice:
         return pieces if delta.finish_reason is None else pieces + self._parser.finish()
 
     def finish(self, reason: str) -> str:
-        """The reason as the endpoint says it."""
-        if self._tools is None or self._parser is None or not self._parser.num_calls:
+        """The reason as the endpoint says it. A stop string may cut a call short: nobody should make that one."""
+        if self._tools is None or self._parser is None or not self._parser.is_whole:
             return reason
         return self._tools.calls_end_by if reason == "stop" else reason
 

@@ -184,7 +184,8 @@ class Bridge:
 
     def _dispatch(self, events: list[Event], made: Snapshot) -> None:
         now = time.monotonic()
-        self.metrics.generation_tokens.inc(sum((event.token_id is not None) + len(event.forced) for event in events))
+        self.metrics.generation_tokens.inc(sum([(event.token_id is not None) + len(event.forced) for event in events]))
+        self._count_latencies(events, now)
         for event in events:
             # A row that was aborted may have an event under way.
             if (row := self._rows.get(event.request_id)) is not None:
@@ -195,19 +196,15 @@ class Bridge:
                     row.stream.fail(RequestError("the answer failed inside the server", code=STEP_FAILED))
 
     def _take(self, row: _Row, event: Event, made: Snapshot, now: float) -> None:
-        stream, path = row.stream, row.call.path
+        stream = row.stream
         if event.prompt_logprobs is not None:
             stream.prompt_logprobs[row.index] = event.prompt_logprobs
-        if event.token_id is not None:
-            self._count_token(row, now)
-        began_at = time.monotonic()
         delta = row.choice.push(event)
-        ended_at = time.monotonic()
-        if delta is not None and delta.finish_reason is not None:
-            self._end(row, delta.finish_reason, made, now)
-        path.spent("detokenize", began_at, ended_at)
         if delta is None:
             return
+        if delta.finish_reason is not None:
+            self._end(row, delta.finish_reason, made, now)
+            row.call.path.spent("detokenize")
         if delta.error is not None:
             stream.fail(delta.error)
         else:
@@ -222,16 +219,26 @@ class Bridge:
             self._loop.abort(row.request.id)
         self._leave(row, reason, made, now)
 
-    def _count_token(self, row: _Row, now: float) -> None:
-        if row.token_at is None:
-            row.call.first_token_at = row.call.first_token_at or now
-            self.metrics.prompt_tokens.inc(row.request.num_prompt)
-            self.metrics.first_token_seconds.observe(now - row.submitted_at)
-            self.latencies.first_token.observe(now - row.submitted_at)
-        else:
-            self.metrics.between_tokens_seconds.observe(now - row.token_at)
-            self.latencies.between_tokens.observe(now - row.token_at)
-        row.token_at = now
+    def _count_latencies(self, events: list[Event], now: float) -> None:
+        """Rows that were in the step before have waited equally long since: they are counted together."""
+        num_waiting: dict[float, int] = {}  # by the moment of the token before
+        for event in events:
+            if event.token_id is None or (row := self._rows.get(event.request_id)) is None:
+                continue
+            if row.token_at is None:
+                self._count_first(row, now)
+            else:
+                num_waiting[row.token_at] = num_waiting.get(row.token_at, 0) + 1
+            row.token_at = now
+        for since, count in num_waiting.items():
+            self.metrics.between_tokens_seconds.observe(now - since, count)
+            self.latencies.between_tokens.observe(now - since, count)
+
+    def _count_first(self, row: _Row, now: float) -> None:
+        row.call.first_token_at = row.call.first_token_at or now
+        self.metrics.prompt_tokens.inc(row.request.num_prompt)
+        self.metrics.first_token_seconds.observe(now - row.submitted_at)
+        self.latencies.first_token.observe(now - row.submitted_at)
 
     def _leave(self, row: _Row, reason: str, made: Snapshot, now: float) -> None:
         """A choice is over: its last event was made at `made`, unless nobody waits for one."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-import uuid
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from .critical_path import CriticalPath, Piece
-from .timeline import Snapshot, Stage, Timeline
+from .critical_path import CriticalPath, Piece, Span
+from .timeline import Stage, Timeline
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ class CallRecord:
     began_at: float
     seconds: float
     spans: dict[str, float]
-    busy: dict[str, float]
     pieces: tuple[Piece, ...]
     first_token_seconds: float | None
     num_choices: int
@@ -55,7 +53,7 @@ class Call:
     """
 
     def __init__(self, caller: Caller) -> None:
-        self.id = f"req-{uuid.uuid4().hex}"
+        self.id = f"req-{secrets.token_hex(16)}"
         self.caller = caller
         self.key_name = self.client_id = ""  # for the log: whose key came, and what the client calls this
         self.path = CriticalPath()
@@ -75,14 +73,9 @@ class Call:
     def began_at(self) -> float:
         return self.path.began_at
 
-    def span(self, name: str) -> AbstractContextManager[None]:
+    def span(self, name: str) -> Span:
         """What happens inside belongs to `name`, one of `critical_path.SPANS`."""
         return self.path.span(name)
-
-    def taken(self, timeline: Timeline | None, made: Snapshot, now: float) -> None:
-        """Its last choice has ended, see CriticalPath."""
-        assert timeline is not None, "a served request without a timeline"
-        self.path.taken(timeline, made, now)
 
     def close(self) -> None:
         """The answer is out, or nobody wants it."""
@@ -102,7 +95,6 @@ class Call:
             "ttft_ms": None if first is None else _ms(first - path.began_at),
             "tokens_per_second": round(self.num_output / decode, 2) if decode else None,
             "spans_ms": {name: _ms(seconds) for name, seconds in path.spans().items()},
-            "busy_ms": {name: _ms(seconds) for name, seconds in path.busy.items() if seconds},
         }
 
     def _decode_seconds(self) -> float:
@@ -121,7 +113,6 @@ class Call:
             began_at=path.began_at,
             seconds=self.seconds,
             spans=path.spans(),
-            busy=dict(path.busy),
             pieces=tuple(path.pieces),
             first_token_seconds=None if self.first_token_at is None else self.first_token_at - path.began_at,
             num_choices=len(self.timelines),

@@ -6,7 +6,7 @@ import logging
 import re
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .access_log import log_access
 from .accounting import Account
@@ -17,8 +17,6 @@ from .wire_errors import refusal
 
 logger = logging.getLogger(__name__)
 
-_MAX_IGNORED = 20  # names in the header
-_MAX_NAME_CHARS = 64
 _CLIENT_ID = re.compile(r"[\x20-\x7e]{1,128}")
 _LEFT = 499  # who asked went away before there was an answer: nginx's number
 
@@ -38,14 +36,7 @@ class Calls:
         given = Headers(scope=scope).get("x-request-id", "")
         call.client_id = given if _CLIENT_ID.fullmatch(given) else ""
         scope.setdefault("state", {})["call"] = call
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                call.status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), *_headers(call)]}
-            await send(message)
-
-        account = Account(call, receive, send_with_headers)
+        account = Account(call, receive, send)
         try:
             await self._app(scope, account.receive, account.send)
         except Exception as error:
@@ -64,19 +55,3 @@ class Calls:
         if scope["method"] == "POST" and route.startswith("/v1/") and (bridge := self._door.bridge) is not None:
             bridge.ledger.note_call(call, route)
         log_access(call, scope["method"], route)
-
-
-def _headers(call: Call) -> list[tuple[bytes, bytes]]:
-    headers = [(b"x-request-id", call.id.encode("ascii"))]
-    return [*headers, (b"x-ostinato-ignored", ignored_names(call))] if call.ignored else headers
-
-
-def ignored_names(call: Call) -> bytes:
-    """The fields that were left out, for a header: a caller's names, so cleaned and cut."""
-    names = [_cleaned(name) for name in call.ignored[:_MAX_IGNORED]]
-    more = [f"and {len(call.ignored) - _MAX_IGNORED} more"] if len(call.ignored) > _MAX_IGNORED else []
-    return ", ".join([*names, *more]).encode("ascii")
-
-
-def _cleaned(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]", "?", name[:_MAX_NAME_CHARS])

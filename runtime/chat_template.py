@@ -15,7 +15,6 @@ from .template_sandbox import MAX_TEXT_CHARS, TemplateSandbox
 from .tool_style import ToolStyle, style_of
 
 TEMPLATE_FILE = "chat_template.jinja"
-MAX_PROMPT_CHARS = MAX_TEXT_CHARS
 _TOOL_TEMPLATE = "tool_use"
 _CUT = "\ue000mark\ue000"  # private characters: no template trims or changes them
 
@@ -111,8 +110,8 @@ def _bounded(template: Template, variables: Mapping[str, Any]) -> str:
     for part in template.generate(variables):
         parts.append(part)
         num_chars += len(part)
-        if num_chars > MAX_PROMPT_CHARS:
-            raise _refusal(f"the messages render to more than {MAX_PROMPT_CHARS} characters: send less")
+        if num_chars > MAX_TEXT_CHARS:
+            raise _refusal(f"the messages render to more than {MAX_TEXT_CHARS} characters: send less")
     return "".join(parts)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ostinato.engines.errors import RequestError
 
-from .detokenizer import Detokenizer
+from .detokenizer import detokenizer
 from .request import Event, SamplingParams, TokenLogprob
 from .stops import StopMatcher
 from .tokenizer import Tokenizer
@@ -38,13 +38,15 @@ def _end(token: _Token) -> int:
     return token.end
 
 
-def _tokens_of(event: Event) -> Iterable[tuple[int | None, TokenLogprob | None, str | None]]:
+def _tokens_of(event: Event) -> Sequence[tuple[int | None, TokenLogprob | None, str | None]]:
     """Each token of an event as if it had come alone; how it ended belongs to the last."""
-    ids = (event.token_id, *event.forced)
-    last = len(ids) - 1
+    if not event.forced:
+        return ((event.token_id, event.logprob, event.finish),)
+    *between, last = event.forced
     return [
-        (token_id, event.logprob if at == 0 else None, event.finish if at == last else None)
-        for at, token_id in enumerate(ids)
+        (event.token_id, event.logprob, None),
+        *((token, None, None) for token in between),
+        (last, None, event.finish),
     ]
 
 
@@ -60,7 +62,7 @@ class ChoiceStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        self._detokenizer = Detokenizer(tokenizer, prompt_ids, params.skip_special_tokens)
+        self._detokenizer = detokenizer(tokenizer, prompt_ids, params.skip_special_tokens)
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
         self._min_tokens = params.min_tokens
         self._shows_stop_id = params.include_stop_str_in_output
@@ -125,5 +127,5 @@ class ChoiceStream:
         if not all_tokens and taken and taken[-1].end > self._num_shown:
             cut = bisect_right(taken, self._num_shown, key=_end)
             taken, self._tokens = taken[:cut], taken[cut:]
-        ids = [token.token_id for token in taken]
-        return tuple(ids), tuple([token.logprob for token in taken if token.logprob is not None])
+        logprobs = [token.logprob for token in taken if token.logprob is not None]
+        return tuple([token.token_id for token in taken]), tuple(logprobs)

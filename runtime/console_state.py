@@ -108,7 +108,7 @@ def steps_json(steps: Sequence[StepRecord]) -> dict[str, Any]:
     for step in steps:
         line = buckets.setdefault(step.bucket, {"bucket": step.bucket, "steps": 0, "tokens": 0, "padding": 0})
         line["steps"] += 1
-        line["tokens"] += step.num_tokens
+        line["tokens"] += step.times.num_tokens
         line["padding"] += step.padding
     return {"steps": len(steps), "buckets": [buckets[bucket] for bucket in sorted(buckets)]}
 

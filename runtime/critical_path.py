@@ -4,14 +4,14 @@ server   read│parse│tokenize│handoff│                                │
 loop                                │queue│prefill        │decode    │
                                     └ the choice that ends last ─────┘
 
-What the server's thread does for the call meanwhile costs no wall time: it is `busy`, beside the sum.
+What the server's thread does for the call while the loop has it costs no wall time, and is not looked at.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 from typing import NamedTuple
 
 from .timeline import PHASES, REASONS, Snapshot, Stage, Timeline
@@ -25,9 +25,9 @@ def _name_of(stage: Stage, part: str) -> str:
     return f"{stage.value}_{_SHOWN.get(part, part)}"
 
 
-_OF_LOOP = {(stage, part): _name_of(stage, part) for stage in Stage for part in (*PHASES, *REASONS)}
-_QUEUE = tuple(_OF_LOOP[Stage.QUEUE, reason] for reason in REASONS)
-_STEPS = tuple(_OF_LOOP[stage, phase] for stage in (Stage.PREFILL, Stage.DECODE) for phase in PHASES)
+_OF_LOOP = {stage: {part: _name_of(stage, part) for part in (*PHASES, *REASONS)} for stage in Stage}
+_QUEUE = tuple(_OF_LOOP[Stage.QUEUE][reason] for reason in REASONS)
+_STEPS = tuple(_OF_LOOP[stage][phase] for stage in (Stage.PREFILL, Stage.DECODE) for phase in PHASES)
 SPANS = (*_BEFORE, *_QUEUE, *_STEPS, *_AFTER)  # every name that a span can have, in the order of a call
 
 
@@ -40,12 +40,27 @@ class Piece(NamedTuple):
     spans: dict[str, float]
 
 
+class Span:
+    """A block of a call's work, see `CriticalPath.span`."""
+
+    __slots__ = ("_before", "_name", "_path")
+
+    def __init__(self, path: CriticalPath, name: str) -> None:
+        self._path = path
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._before = self._path.enter(self._name)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._path.enter(self._before)
+
+
 class CriticalPath:
     """On the asyncio thread. `pieces` follow each other without gaps from `began_at` to the last cut."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.pieces: list[Piece] = []
-        self.busy: dict[str, float] = {}
         self.is_in_loop = False  # choices are being made
         self._now = now
         self._name = "other"
@@ -53,30 +68,22 @@ class CriticalPath:
 
     def enter(self, name: str) -> str:
         """What the server's thread does for the call from now on; returns what it did before."""
-        now, before, busy = self._now(), self._name, self.busy
-        if self.is_in_loop:  # as `_cut` does, in the way of every token
-            busy[before] = busy.get(before, 0.0) + now - self._since
-            self._since = now
-        else:
-            self._cut(now)
+        before = self._name
+        if not self.is_in_loop:
+            self._cut(self._now())
         self._name = name
         return before
 
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:
+    def span(self, name: str) -> Span:
         """What happens inside belongs to `name`, but for spans in it."""
-        before = self.enter(name)
-        try:
-            yield
-        finally:
-            self.enter(before)
+        return Span(self, name)
 
-    def spent(self, name: str, began_at: float, ended_at: float) -> None:
-        """In this stretch, which is over, the server's thread did `name` for the call."""
-        self._cut(began_at)
-        before, self._name = self._name, name
-        self._cut(ended_at)
-        self._name = before
+    def spent(self, name: str) -> None:
+        """What the server's thread did since the last cut was `name`."""
+        if not self.is_in_loop:
+            now = self._now()
+            self._add(name, self._since, now)
+            self._since = now
 
     def submitted(self) -> None:
         """The loop is about to be told of the call."""
@@ -86,27 +93,29 @@ class CriticalPath:
 
     def taken(self, timeline: Timeline, made: Snapshot, now: float) -> None:
         """The last choice has ended: its event was made at `made`, and the server's thread took it up at `now`."""
-        self._cut(now)
         self.is_in_loop = False
+        self._since = now
         segments = timeline.cut(made)
         at = self.pieces[-1].ended_at if self.pieces else self.began_at
         self._add("handoff", at, segments[0].began_at if segments else made.at)
         for stage, began_at, ended_at, parts in segments:
-            spans = {_OF_LOOP[stage, part]: seconds for part, seconds in parts.items()}
+            names = _OF_LOOP[stage]
+            spans = {names[part]: seconds for part, seconds in parts.items()}
             self.pieces.append(Piece(stage.value, began_at, ended_at, spans))
         self._add("host", made.at, now)
 
     def end(self, now: float | None = None) -> None:
         """The call is over, or is looked at."""
-        self._cut(self._now() if now is None else now)
+        if not self.is_in_loop:
+            self._cut(self._now() if now is None else now)
 
     def spans(self) -> dict[str, float]:
         """Seconds by name, in the order of a call, up to the last cut; they add up to `seconds`."""
-        totals = dict.fromkeys(SPANS, 0.0)
+        totals: dict[str, float] = {}
         for piece in self.pieces:
             for name, seconds in piece.spans.items():
                 totals[name] = totals.get(name, 0.0) + seconds
-        return {name: seconds for name, seconds in totals.items() if seconds}
+        return {name: totals[name] for name in SPANS if name in totals}
 
     @property
     def seconds(self) -> float:
@@ -114,10 +123,7 @@ class CriticalPath:
         return self.pieces[-1].ended_at - self.began_at if self.pieces else 0.0
 
     def _cut(self, now: float) -> None:
-        if self.is_in_loop:
-            self.busy[self._name] = self.busy.get(self._name, 0.0) + now - self._since
-        else:
-            self._add(self._name, self._since, now)
+        self._add(self._name, self._since, now)
         self._since = now
 
     def _add(self, name: str, began_at: float, ended_at: float) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from encodings.utf_8 import IncrementalDecoder
+from typing import Protocol
 
 from .token_bytes import TokenBytes
 from .tokenizer import Tokenizer
@@ -20,31 +21,31 @@ _PROMPT_WINDOW = 8
 _MAX_WINDOW = 64
 
 
-class Detokenizer:
+class Detokenizer(Protocol):
     """Text of one choice. Holds back an unfinished character only; knows the prompt, and never returns any of it."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
-        self._stream: _ByteStream | _WindowStream
-        if tokenizer.table is not None:
-            self._stream = _ByteStream(tokenizer.table, prompt_ids, skip_special_tokens)
-        else:
-            self._stream = _WindowStream(tokenizer, prompt_ids, skip_special_tokens)
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these output tokens complete."""
-        return self._stream.push(ids)
+        ...
 
     @property
     def holds(self) -> bool:
         """Whether the last token pushed has a character that is not whole yet."""
-        return self._stream.holds
+        ...
 
     def finish(self) -> str:
         """What was held: an unfinished character as one U+FFFD, or nothing. Called once, after the last push."""
-        return self._stream.finish()
+        ...
 
 
-class _ByteStream:
+def detokenizer(tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> Detokenizer:
+    """The kind for this tokenizer."""
+    if tokenizer.table is not None:
+        return ByteDetokenizer(tokenizer.table, prompt_ids, skip_special_tokens)
+    return WindowDetokenizer(tokenizer, prompt_ids, skip_special_tokens)
+
+
+class ByteDetokenizer:
     """For tokenizers whose tokens are bytes: exact, and one table look-up a token."""
 
     def __init__(self, table: TokenBytes, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
@@ -65,8 +66,7 @@ class _ByteStream:
         return tail
 
     def push(self, ids: Sequence[int]) -> str:
-        pieces = self._pieces
-        raw = b"".join([pieces.get(token_id, b"") for token_id in ids])
+        raw = b"".join([self._pieces.get(token_id, b"") for token_id in ids])
         if self._strip_space and raw:
             self._strip_space = False
             raw = raw.removeprefix(b" ")
@@ -86,7 +86,7 @@ class _ByteStream:
         return text
 
 
-class _WindowStream:
+class WindowDetokenizer:
     """For any other decoder: decodes the last few tokens again and returns what is new.
 
     The window always starts with tokens that have text, so that what a decoder does to a first token stays inside the

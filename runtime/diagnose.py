@@ -6,7 +6,8 @@ import argparse
 import json
 import urllib.error
 import urllib.request
-from typing import Any
+from collections.abc import Mapping
+from http.client import HTTPException
 
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +21,16 @@ _SECONDS = 10.0
 _MAX_BYTES = 64 * 2**20
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A server that sends us elsewhere would get our key sent there."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
+
+
 def diagnose(argv: list[str]) -> int:
     """`ostinato diagnose`: which hand-off stalls, and what to change."""
     parser = argparse.ArgumentParser(
@@ -30,7 +41,7 @@ def diagnose(argv: list[str]) -> int:
     parser.add_argument("--key", help="an API key, where the metrics port asks for one")
     parser.add_argument("-n", type=int, default=NUM_CALLS, metavar="CALLS", help=f"how many (default {NUM_CALLS})")
     args = parser.parse_args(argv)
-    verdict = judge([call["spans_ms"] for call in read_calls(args.url, args.n, args.key) if call["choices"]])
+    verdict = judge(read_calls(args.url, args.n, args.key))
     if args.json:
         print(json.dumps(verdict._asdict()))
     else:
@@ -38,23 +49,27 @@ def diagnose(argv: list[str]) -> int:
     return 0
 
 
-def read_calls(url: str, count: int, key: str | None = None) -> list[dict[str, Any]]:
-    """The server's last calls; raises OstinatoError where it does not tell."""
-    target = url.rstrip("/") + f"/debug/requests?n={count}"
-    if not target.startswith(("http://", "https://")):
+def read_calls(url: str, count: int, key: str | None = None) -> list[Mapping[str, float]]:
+    """Milliseconds by span of the last calls that asked the model; OstinatoError where the server does not tell."""
+    if not (url.startswith(("http://", "https://")) and url.isprintable()):
         raise OstinatoError(f"{url!r} is no http address: give the metrics port's, such as http://127.0.0.1:8001")
-    request = urllib.request.Request(target, headers={"authorization": f"Bearer {key}"} if key else {})
+    if not 1 <= count <= NUM_CALLS:
+        raise OstinatoError(f"-n is {count}: give 1 to {NUM_CALLS}")
+    if not ((key or "x").isascii() and (key or "x").isprintable()):
+        raise OstinatoError("the key has characters that no key has: give it as it stands in the server's file")
     try:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as response:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        request = urllib.request.Request(url.rstrip("/") + f"/debug/requests?n={count}", headers=headers)
+        with _OPENER.open(request, timeout=_SECONDS) as response:
             table = json.loads(response.read(_MAX_BYTES))
-        calls: list[dict[str, Any]] = table["requests"]
+        return [{**call["spans_ms"]} for call in table["requests"] if call["choices"]]
     except urllib.error.HTTPError as error:
         raise OstinatoError(_told(url, error)) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
         raise OstinatoError(
-            f"no server of ours answers at {url} ({error}): give its metrics port (--metrics-port, 8001 by default)"
+            f"no server of ours answers at {url} ({type(error).__name__}: {error}): give its metrics port "
+            "(--metrics-port, 8001 by default)"
         ) from None
-    return calls
 
 
 def _told(url: str, error: urllib.error.HTTPError) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
-import uuid
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -135,4 +135,4 @@ class Door:
 
     def head(self, prefix: str) -> Head:
         """The head of a new answer."""
-        return Head(f"{prefix}-{uuid.uuid4().hex}", self.served().name, int(time.time()))
+        return Head(f"{prefix}{secrets.token_hex(16)}", self.served().name, int(time.time()))

@@ -14,22 +14,22 @@ from .timeline import LoopClock
 
 
 class StepTimes(NamedTuple):
-    """What a step held, and the seconds that its parts took on the loop's thread.
+    """What a step held, and the seconds that its parts took on the loop's thread; moments are of its clock.
 
     `grammar`: masks and guides since the step before landed; none of it is in the other parts.
     """
 
     num_rows: int
     num_tokens: int
+    num_sampled: int
+    launched_at: float
+    landed_at: float
     plan: float
     pack: float
     launch: float
     wait: float
     commit: float
     grammar: float
-    num_sampled: int
-    launched_at: float
-    landed_at: float
 
 
 class Flight:
@@ -89,6 +89,6 @@ class Flight:
     def times(self, wait: float, commit: float, grammar: float, landed_at: float) -> StepTimes:
         plan = self.plan
         return StepTimes(
-            plan.num_rows, plan.num_tokens, self._plan_seconds, self._pack_seconds, self._launch_seconds,
-            wait, commit, grammar, plan.num_sampled, self._launched_at, landed_at,
+            plan.num_rows, plan.num_tokens, plan.num_sampled, self._launched_at, landed_at,
+            self._plan_seconds, self._pack_seconds, self._launch_seconds, wait, commit, grammar,
         )  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import llguidance
 import numpy as np
@@ -12,6 +14,27 @@ from ostinato.engines.errors import RequestError
 from ostinato.plugins.sampling_rows import I32
 
 MAX_SHOWN_CHARS = 200
+_SPECIAL = re.compile(rb"\xff\[(\d+)\]")  # how a special token stands among forced bytes
+
+
+class Vocabulary(NamedTuple):
+    """What guides know of a model's tokens."""
+
+    tokenizer: llguidance.LLTokenizer
+    end_ids: frozenset[int]
+    special_ids: frozenset[int]
+
+    @property
+    def num_words(self) -> int:
+        return -(-self.tokenizer.vocab_size // 32)
+
+    def spelled(self, forced: bytes) -> Iterator[int]:
+        """Tokens of forced bytes where characters stay characters, though they be a special token's name."""
+        for place, part in enumerate(_SPECIAL.split(forced)):
+            if place % 2:
+                yield int(part)
+            else:
+                yield from self.tokenizer.greedy_tokenize(part.decode(errors="ignore"))
 
 
 class GrammarGuide:
@@ -21,10 +44,11 @@ class GrammarGuide:
     token after the other; so an output is the same whether forced tokens are sampled or taken ahead.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, num_words: int, end_ids: frozenset[int], jumps: bool) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary, jumps: bool) -> None:
         self._matcher = matcher
-        self._num_words = num_words
-        self._end_ids = end_ids
+        self._vocabulary = vocabulary
+        self._num_words = vocabulary.num_words
+        self._end_ids = vocabulary.end_ids
         self._jumps = jumps
         self._next: deque[int] = deque()  # forced tokens that were not accepted yet
         self._has_ended = False
@@ -65,7 +89,10 @@ class GrammarGuide:
         return self._has_ended
 
     def _look_ahead(self) -> None:
-        for token_id in self._matcher.compute_ff_tokens():
+        forced: Iterable[int] = self._matcher.compute_ff_tokens()
+        if not self._vocabulary.special_ids.isdisjoint(forced):
+            forced = self._vocabulary.spelled(self._matcher.compute_ff_bytes())
+        for token_id in forced:
             if token_id in self._end_ids:  # which one of them is the sampler's choice
                 break
             self._next.append(token_id)
@@ -79,14 +106,11 @@ class GrammarGuide:
 class Grammar:
     """A compiled grammar. `num_bytes`: about what it takes."""
 
-    def __init__(
-        self, seed: llguidance.LLMatcher, tokenizer: llguidance.LLTokenizer, end_ids: frozenset[int], num_bytes: int
-    ) -> None:
+    def __init__(self, seed: llguidance.LLMatcher, vocabulary: Vocabulary, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self._seed = seed
-        self._num_words = -(-tokenizer.vocab_size // 32)
-        self._end_ids = end_ids
+        self._vocabulary = vocabulary
 
     def start(self, *, jumps: bool = False) -> GrammarGuide:
         """A guide for one choice. With `jumps` it tells the tokens that need not be sampled."""
-        return GrammarGuide(self._seed.deep_copy(), self._num_words, self._end_ids, jumps)
+        return GrammarGuide(self._seed.deep_copy(), self._vocabulary, jumps)

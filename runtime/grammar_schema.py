@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
 from typing import Any
@@ -17,15 +18,22 @@ CODE = "unsupported_schema"
 MAX_FORCED_CHARS = 8192  # that a schema or regex may demand in one piece: they are followed in one step
 MAX_SHOWN_CHARS = 64
 
-_ONE = ("items", "additionalProperties")  # a schema
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")  # of schemas
-_TABLES = ("properties", "patternProperties", "$defs", "definitions")  # of schemas by name
+ONE = ("items", "additionalProperties")  # a schema
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")  # of schemas
+TABLES = ("properties", "patternProperties", "$defs", "definitions")  # of schemas by name
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_OTHERS = ("type", "enum", "const", "pattern", "format", "required", "$ref")
-NOTES = ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly")
+_OTHERS = ("type", "enum", "const", "pattern", "format", "required", "uniqueItems", "$ref")
+# Which demand nothing: those of the standard, and OpenAPI's.
+NOTES = (
+    *("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"),
+    *("discriminator", "example"),
+)
 OF_ROOT = ("$schema", "$id")  # left out: every schema is read as of draft 2020-12
-KNOWN = frozenset((*_ONE, *_LISTS, *_TABLES, *_NUMBERS, *_COUNTS, *_OTHERS, *NOTES))
+ANY_TEXT = ("password", "binary", "path", "file-path", "directory-path")  # formats that any text has
+KNOWN = frozenset((*ONE, *LISTS, *TABLES, *_NUMBERS, *_COUNTS, *_OTHERS, *NOTES))
+MAX_INT64 = 2**63 - 1
+MAX_DIGITS = 15  # of a number: the compiler holds it as a double, and reads longer ones inexactly
 
 Schema = Mapping[str, Any]
 
@@ -33,32 +41,6 @@ Schema = Mapping[str, Any]
 def check_schema(schema: object, param: str, limits: ServeLimits | None = None) -> None:
     """RequestError, code unsupported_schema, for a schema that this server can't hold an output to."""
     _Check(param, limits or ServeLimits()).whole(schema)
-
-
-def compilable(schema: Schema) -> dict[str, Any]:
-    """A schema that was checked, as the compiler must have it."""
-    return _rewritten({name: value for name, value in schema.items() if name not in OF_ROOT})
-
-
-def _rewritten(schema: Schema) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for name, value in schema.items():
-        if name == "pattern":
-            made[name] = json_pattern(value)
-        elif name in _ONE:
-            made[name] = _inside(value)
-        elif name in _LISTS:
-            made[name] = [_inside(inner) for inner in value]
-        elif name in _TABLES:
-            rename = json_pattern if name == "patternProperties" else str
-            made[name] = {rename(key): _inside(inner) for key, inner in value.items()}
-        else:
-            made[name] = value
-    return made
-
-
-def _inside(schema: object) -> object:
-    return _rewritten(schema) if isinstance(schema, dict) else schema
 
 
 class _Check:
@@ -107,21 +89,28 @@ class _Check:
 
     def _inner(self, name: str, value: object, here: str) -> Iterator[tuple[str, object]]:
         """The schemas in a keyword's value."""
-        if name in _ONE:
+        if name in ONE:
             yield "", value
-        elif name in _LISTS:
+        elif name in LISTS:
             if not isinstance(value, list) or not value:
                 raise self._fault(here, "give a list of one or more schemas")
             yield from ((f"/{at}", inner) for at, inner in enumerate(value))
-        elif name in _TABLES:
+        elif name in TABLES:
             if not isinstance(value, dict):
                 raise self._fault(here, "give an object of schemas")
             yield from ((f"/{key[:MAX_SHOWN_CHARS]}", inner) for key, inner in value.items())
 
     def _keywords(self, node: Schema, place: str) -> None:
+        if node.get("uniqueItems", False) is not False:
+            raise self._fault(f"{place}/uniqueItems", "the keyword 'uniqueItems' is not supported: leave it out")
         for name in _NUMBERS:
             if name in node and not _is_number(node[name]):
                 raise self._fault(f"{place}/{name}", "give a number")
+        for name in (*_NUMBERS, "const", "enum"):
+            if (name, node.get(name), node.get("type")) == ("maximum", MAX_INT64, "integer"):
+                continue  # the one that is held all the same
+            if not all(_is_exact(value) for value in _values(node.get(name)) if _is_number(value)):
+                raise self._fault(f"{place}/{name}", f"a number has more than {MAX_DIGITS} digits")
         for name in _COUNTS:
             if name in node and (type(node[name]) is not int or node[name] < 0):
                 raise self._fault(f"{place}/{name}", "give a count")
@@ -189,15 +178,10 @@ class _Check:
         """What a reference within the document points at."""
         if not isinstance(reference, str) or reference[:1] not in ("", "#"):
             raise self._fault(f"{place}/$ref", "only references within the schema are followed: begin with #")
-        found: Any = self._root
-        for part in unquote(reference[1:]).split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and part.isdigit() and int(part) < len(found):
-                found = found[int(part)]
-            elif isinstance(found, dict) and part in found:
-                found = found[part]
-            else:
-                raise self._fault(f"{place}/$ref", "it points at nothing in the schema")
+        try:
+            found = target(reference, self._root)
+        except LookupError:
+            raise self._fault(f"{place}/$ref", "it points at nothing in the schema") from None
         if reference[1:2] not in ("", "/") or not (isinstance(found, bool) or id(found) in self._ids):
             raise self._fault(f"{place}/$ref", "it does not point at a schema: give a path such as #/$defs/name")
         return found
@@ -207,19 +191,43 @@ class _Check:
         return RequestError(f"the JSON schema can't be used, {where}: {why}", param=self._param, code=CODE)
 
 
+def target(reference: str, root: Schema) -> object:
+    """What a reference such as #/$defs/name points at; LookupError."""
+    found: Any = root
+    for part in unquote(reference[1:]).split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and part.isdigit():
+            found = found[int(part)]
+        elif isinstance(found, dict):
+            found = found[part]
+        else:
+            raise LookupError(part)
+    return found
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_exact(number: Any) -> bool:
+    """Whether the compiler takes it for what it is."""
+    if isinstance(number, int) and abs(number) <= 2**53:
+        return True
+    return len(Decimal(repr(number)).normalize().as_tuple().digits) <= MAX_DIGITS
+
+
 def _texts(value: object) -> Iterator[str]:
     """Every string in a JSON value."""
+    return (inner for inner in _values(value) if isinstance(inner, str))
+
+
+def _values(value: object) -> Iterator[object]:
+    """Every value in a JSON value, and an object's names."""
     values = [value]
     while values:
-        match values.pop():
-            case str() as text:
-                yield text
-            case list() as items:
-                values += items
-            case dict() as table:
-                values += table.keys()
-                values += table.values()
+        value = values.pop()
+        yield value
+        if isinstance(value, list):
+            values += value
+        elif isinstance(value, dict):
+            values += [*value, *value.values()]

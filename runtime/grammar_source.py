@@ -11,15 +11,17 @@ import orjson
 
 from ostinato.engines.errors import RequestError
 
+from .grammar_form import SPELLING, compilable
 from .grammar_regex import shortest_text
-from .grammar_schema import CODE, MAX_FORCED_CHARS, check_schema, compilable
+from .grammar_schema import CODE, MAX_FORCED_CHARS, check_schema
 from .grammar_spec import GrammarSpec, Kind
 from .serve_limits import ServeLimits
 
-# JSON without blanks: each has one spelling then, and most of what lies between values is forced.
-_COMPACT = {"whitespace_flexible": False}
 _UNQUOTED = re.compile(r"\\.|/|\n", re.DOTALL)  # what ends a regex in Lark's form, and escapes, which do not
 _QUOTED = {"/": r"\/", "\n": r"\n"}
+_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_OPTIONS = re.compile("%llguidance")
+_TEMPERATURE = re.compile(r"^\s*[?!]*\w+\s*\[[^\]\n]*\btemperature\b", re.MULTILINE)
 _UNFORCED = '%llguidance {"no_forcing": true}\n'  # finding what a caller's own rules force can take for ever
 
 
@@ -34,11 +36,11 @@ NAMES: Mapping[Kind, str] = {  # in messages
 
 
 class Source(NamedTuple):
-    """A grammar in Lark's form; `head` goes before it. `is_foreign`: it may be in GBNF's form instead."""
+    """A grammar in Lark's form, or else in GBNF's; `head` goes before it."""
 
     text: str
     head: str = ""
-    is_foreign: bool = False
+    is_gbnf: bool = False
 
 
 def source_of(spec: GrammarSpec, limits: ServeLimits) -> Source:
@@ -60,17 +62,11 @@ def source_of(spec: GrammarSpec, limits: ServeLimits) -> Source:
         case "lark":
             return Source(spec.source)
         case "ebnf":
-            if "%llguidance" in spec.source:
-                raise RequestError(
-                    "%llguidance options are not supported: leave them out",
-                    param=spec.param,
-                    code="unsupported_grammar",
-                )
-            return Source(spec.source, _UNFORCED, is_foreign=True)
+            return _rules(spec)
 
 
 def _json(schema: dict[str, Any]) -> Source:
-    return Source(f"start: %json {json.dumps({**schema, 'x-guidance': _COMPACT})}\n")
+    return Source(f"start: %json {json.dumps({**schema, 'x-guidance': SPELLING})}\n")
 
 
 def _schema(spec: GrammarSpec, limits: ServeLimits) -> dict[str, Any]:
@@ -94,6 +90,13 @@ def _regex(spec: GrammarSpec) -> str:
     return "/" + _UNQUOTED.sub(lambda found: _QUOTED.get(found[0], found[0]), spec.source) + "/"
 
 
+def _rules(spec: GrammarSpec) -> Source:
+    for part, name in ((_OPTIONS, "%llguidance options are"), (_TEMPERATURE, "a temperature of a rule's own is")):
+        if part.search(spec.source):
+            raise RequestError(f"{name} not supported: leave it out", param=spec.param, code="unsupported_grammar")
+    return Source(spec.source, _UNFORCED, is_gbnf=bool(_GBNF.search(spec.source)))
+
+
 def _choice(spec: GrammarSpec) -> str:
     try:
         choices = orjson.loads(spec.source)
@@ -105,4 +108,9 @@ def _choice(spec: GrammarSpec) -> str:
         raise RequestError(
             f"a choice has more than {MAX_FORCED_CHARS} characters", param=spec.param, code="unsupported_grammar"
         )
-    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in choices) + "\n"
+    return "start: " + " | ".join(_literal(text) for text in choices) + "\n"
+
+
+def _literal(text: str) -> str:
+    """As Lark writes it, where no control character may stand raw."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")

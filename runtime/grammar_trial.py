@@ -40,14 +40,15 @@ class Trial:
         self._limits = limits
         self._kept_bytes = 0
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ostinato.runtime.grammar_worker"],
+            [sys.executable, "-P", "-m", "ostinato.runtime.grammar_worker"],  # not from the folder that we are in
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # what native code says of a caller's grammar belongs in no log
             env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
         )
         try:
-            answer = self._ask({**setup, "max_bytes": limits.compile_bytes}, START_SECONDS)
+            bounds = {"max_bytes": limits.compile_bytes, "max_seconds": limits.compile_seconds}
+            answer = self._ask({**setup, **bounds}, START_SECONDS)
         except TrialError as error:
             raise OstinatoError(f"the worker that tries grammars out does not start: {error}") from None
         if "error" in answer:

@@ -8,17 +8,19 @@ a Grammar ◀─────────────┼── compile once more 
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import llguidance
 
 from ostinato.engines.errors import OstinatoError, RequestError
 
-from .grammar_guide import Grammar
+from .grammar_guide import Grammar, Vocabulary
 from .grammar_source import NAMES, source_of
 from .grammar_spec import GrammarSpec
 from .grammar_trial import Trial, TrialError
@@ -30,13 +32,15 @@ MAX_PENDING = 16  # new grammars at once
 MAX_SHOWN_CHARS = 300
 MIN_BYTES = 4096  # of a kept grammar, its books included
 
+logger = logging.getLogger(__name__)
+
 
 class GrammarsBusyError(OstinatoError):
     """Too many new grammars at once: try again later."""
 
 
 class Grammars:
-    """Compiles specs; one that was asked for lately is found. `close` when done; workers start with the first spec."""
+    """Compiles specs; one that was asked for lately is found. `close` when done; workers start when they are needed."""
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: frozenset[int], limits: ServeLimits) -> None:
         self.num_bytes = 0  # of what is kept
@@ -50,6 +54,23 @@ class Grammars:
         self._lock = threading.Lock()
         self._compiler: llguidance.LLTokenizer | None = None
         self._is_closed = False
+
+    @property
+    def num_idle(self) -> int:
+        """Workers that wait for a grammar."""
+        return self._idle.qsize()
+
+    def warm(self) -> None:
+        """Start a worker ahead of the first spec, which need not wait for it then."""
+        if self._end_ids:
+            self._pool.submit(self._warm)
+
+    def _warm(self) -> None:
+        try:
+            self._put_back(self._worker())
+            self._native()
+        except OstinatoError as error:  # who asks for a grammar will be told, too
+            logger.warning("no grammar can be used: %s", error)
 
     async def compile(self, spec: GrammarSpec) -> Grammar:
         """RequestError that names `spec.param` where it can't be used; GrammarsBusyError."""
@@ -79,10 +100,7 @@ class Grammars:
     def _make(self, spec: GrammarSpec) -> Grammar:
         """On a thread of the pool."""
         source = source_of(spec, self._limits)
-        try:
-            trial = self._idle.get_nowait()
-        except queue.Empty:
-            trial = Trial(self._setup(), self._limits)
+        trial = self._worker()
         try:
             tried = trial.run(source)
         except TrialError as error:
@@ -99,7 +117,18 @@ class Grammars:
         seed = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if seed.is_error():
             raise OstinatoError("a grammar that held in the worker does not compile in the server")
-        return Grammar(seed, tokenizer, self._end_ids, MIN_BYTES + 2 * len(spec.source) + tried.num_bytes)
+        vocabulary = Vocabulary(tokenizer, self._end_ids, self._tokenizer.special_ids)
+        return Grammar(seed, vocabulary, MIN_BYTES + 2 * len(spec.source) + tried.num_bytes)
+
+    def _worker(self) -> Trial:
+        """One that waits, if it has not been killed meanwhile, or a new one."""
+        with suppress(queue.Empty):
+            while True:
+                trial = self._idle.get_nowait()
+                if not trial.is_spent:
+                    return trial
+                trial.close()
+        return Trial(self._setup(), self._limits)
 
     def _put_back(self, trial: Trial) -> None:
         with self._lock:
@@ -115,6 +144,7 @@ class Grammars:
             "tokenizer": self._tokenizer.to_json(),
             "vocab_size": self._tokenizer.vocab_size,
             "eos_ids": sorted(self._end_ids),
+            "special_ids": sorted(self._tokenizer.special_ids),
         }
 
     def _native(self) -> llguidance.LLTokenizer:
@@ -136,5 +166,7 @@ class Grammars:
 
 def _shown(message: str) -> str:
     """The first words of what native code says, which may repeat a whole grammar."""
-    line = " ".join(message.split())
+    if "NoExtensionBias" in message:
+        return "no text fits it"
+    line = " ".join(message.replace("<non-verbose/>", "").split())
     return line if len(line) <= MAX_SHOWN_CHARS else line[:MAX_SHOWN_CHARS] + "…"

@@ -13,7 +13,10 @@ from .metrics import PREFIX
 
 OTHER = "other"  # no route of ours, or a method that it does not have
 METHODS = ("GET", "POST")
-REJECTIONS = ("queue_full", "queue_timeout", "not_ready", "rate_limit_exceeded", "grammars_busy", "call_timeout")
+REJECTIONS = (
+    *("queue_full", "queue_timeout", "not_ready", "rate_limit_exceeded"),
+    *("grammars_busy", "bodies_busy", "call_timeout"),
+)
 
 
 class HttpMetrics(Collector):
@@ -36,7 +39,7 @@ class HttpMetrics(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         family = CounterMetricFamily(PREFIX + "http_requests", "HTTP requests.", labels=["handler", "method", "status"])
-        for labels, count in self._counts.items():
+        for labels, count in list(self._counts.items()):  # calls end meanwhile
             family.add_metric(labels, count)
         yield family
         family = CounterMetricFamily(

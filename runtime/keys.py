@@ -102,7 +102,9 @@ def _tables(text: str, path: Path) -> Iterator[Key]:
         raise RecipeError(f"{path} has other things than [[keys]]: give name and key, or sha256, in each")
     for number, entry in enumerate(entries, 1):
         where = f"{path}, key {number}"
-        if not isinstance(entry, dict) or (unknown := sorted(set(entry) - _ALL)):
+        if not isinstance(entry, dict):
+            raise RecipeError(f"{where}, is no table: write [[keys]], and name and key, or sha256, below it")
+        if unknown := sorted(set(entry) - _ALL):
             raise RecipeError(f"{where}, has {', '.join(unknown)}: the known ones are {', '.join(sorted(_ALL))}")
         yield _key(entry, where)
 

@@ -30,11 +30,11 @@ class LatencySeries:
         self._now = now
         self._bins: deque[tuple[int, Counter[int]]] = deque(maxlen=NUM_BINS)
 
-    def observe(self, seconds: float) -> None:
+    def observe(self, seconds: float, count: int = 1) -> None:
         index = int(self._now() // BIN_SECONDS)
         if not self._bins or self._bins[-1][0] != index:
             self._bins.append((index, Counter()))
-        self._bins[-1][1][_size(seconds)] += 1
+        self._bins[-1][1][_size(seconds)] += count
 
     def points(self) -> list[Point]:
         """Bins that had values, oldest first."""

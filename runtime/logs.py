@@ -22,9 +22,7 @@ class HumanLines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, the name is the library's
-        told = record.args if isinstance(record.args, dict) else {}
         fields = {name: value for name, value in _fields(record).items() if f"%({name})" not in str(record.msg)}
-        assert told is not None
         return " ".join([super().formatMessage(record), *(f"{name}={value}" for name, value in fields.items())])
 
     def formatException(self, failure: _Failure) -> str:  # noqa: N802

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ostinato.plugins.sampling_rows import I32
 
@@ -19,7 +18,6 @@ from .timeline import guiding
 WORD_BITS = 32  # of a mask
 ALL = -1  # a word, and a line's number where it has no mask
 
-Words = NDArray[np.uint32]  # of one mask, [W]
 
 logger = logging.getLogger(__name__)
 

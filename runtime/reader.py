@@ -6,26 +6,25 @@ import asyncio
 
 from starlette.types import Message, Send
 
+from .outlet import Outlet
 from .stream import Stream
 
-TRANSPORT = "transport"  # the connection, in the state of an ASGI scope
 _LOOK_SECONDS = 0.001, 0.05  # first and longest time between two looks at what is unread
 
 
 class Reader:
-    """One connection's. `transport` None: the server under us has none to tell of."""
+    """One answer's."""
 
-    def __init__(self, stream: Stream, send: Send, transport: asyncio.WriteTransport | None) -> None:
+    def __init__(self, stream: Stream, send: Send, outlet: Outlet) -> None:
         self._stream = stream
         self._send = send
-        self._transport = transport
+        self._transport = outlet.transport
         self._seconds = stream.limits.unread_seconds
         stream.drop = self.drop
 
     async def send(self, message: Message) -> None:
         """Send; waits while too much is unread, but not for ever."""
-        transport = self._transport
-        if transport is not None and not transport.get_write_buffer_size():  # nothing to wait for: no need of a timer
+        if not self._transport.get_write_buffer_size():  # nothing to wait for: no need of a timer
             await self._send(message)
             return
         timer = asyncio.get_running_loop().call_later(self._seconds, self.drop)
@@ -37,7 +36,7 @@ class Reader:
     async def flush(self) -> None:
         """Wait until the system has taken all that was sent: only then the answer is out."""
         transport = self._transport
-        if transport is None or not transport.get_write_buffer_size():
+        if not transport.get_write_buffer_size():
             return
         with self._stream.call.span("write"):
             timer = asyncio.get_running_loop().call_later(self._seconds, self.drop)
@@ -51,5 +50,4 @@ class Reader:
         """He reads too slowly: what is being made for him ends, and so does the connection."""
         self._stream.call.is_slow = True
         self._stream.cancel()
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()

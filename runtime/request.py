@@ -136,14 +136,14 @@ def _in_range(name: str, value: float, low: float, high: float) -> None:
 
 
 def _is_a(name: str, value: object, kinds: tuple[type, ...], wanted: str) -> None:
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+    if type(value) not in kinds and (not isinstance(value, kinds) or isinstance(value, bool)):
         raise RequestError(f"{name} has a {type(value).__name__}: give {wanted}", param=name, code="invalid_type")
 
 
 def check_token_ids(name: str, ids: Iterable[Any], vocab_size: int) -> None:
     """The one validator of every id list that a caller can send."""
     for token_id in ids:
-        if not isinstance(token_id, int | np.integer):
+        if type(token_id) is not int and not isinstance(token_id, int | np.integer):
             raise RequestError(f"{name} has a {type(token_id).__name__}: give token ids", param=name)
         if not 0 <= token_id < vocab_size:
             raise RequestError(f"{name} has token id {token_id}, the vocabulary is 0 to {vocab_size - 1}", param=name)

@@ -81,6 +81,8 @@ def _record(kind: type[Any], table: Mapping[str, Any], prefix: str, known: Itera
 
 def _value(kind: Any, value: Any, name: str) -> Any:
     kinds = get_args(kind) or (kind,)
+    if isinstance(value, str) and not value.isprintable():
+        raise RecipeError(f"{name} is {value!r}: give it without such characters")
     may_be_off = NoneType in kinds and bool not in kinds  # where None is not false
     if may_be_off and value == OFF:
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ostinato.engines.errors import RecipeError
 from ostinato.engines.sizes import MAX_LOGIT_BIAS, MAX_LOGPROBS
 
-from .request import MAX_STOP_CHARS, MAX_STOPS
+from .request import MAX_N, MAX_STOP_CHARS, MAX_STOPS
 
 KIB, MIB = 2**10, 2**20
 _ENGINE = {  # what no server can raise
@@ -18,6 +18,7 @@ _ENGINE = {  # what no server can raise
     "max_top_logprobs": MAX_LOGPROBS,
     "max_logit_bias": MAX_LOGIT_BIAS,
 }
+_POSITIVE = ("max_rows_per_tenant", "requests_per_minute_per_key", "beat_seconds")  # with 0 nothing would go on
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,16 @@ class ServeLimits:
     max_request_line_bytes: int = 8 * KIB  # 431
     head_seconds: float = 10.0  # 408
     max_json_depth: int = 64  # 400, as all up to the grammars
+    max_json_objects: int = 32 * KIB
     max_messages: int = 4096
     max_prompts: int = 64
-    max_choices: int = 128  # n, best_of, and prompts * n
+    max_choices: int = MAX_N  # n, best_of, and prompts * n
     max_total_tokens: int | None = None  # choices * max_tokens
-    max_stops: int = 4
-    max_stop_chars: int = 256
+    max_stops: int = MAX_STOPS
+    max_stop_chars: int = MAX_STOP_CHARS
     max_logprobs: int = 5  # of completions
-    max_top_logprobs: int = 20  # of chats
-    max_logit_bias: int = 1024
+    max_top_logprobs: int = MAX_LOGPROBS  # of chats
+    max_logit_bias: int = MAX_LOGIT_BIAS
     max_tools: int = 128
     max_tokenize_chars: int = 1 * MIB
     max_detokenize_tokens: int = 256 * KIB
@@ -63,9 +65,9 @@ class ServeLimits:
     drain_seconds: float = 30.0  # 503 for what is new
 
     def __post_init__(self) -> None:
-        if self.max_rows_per_tenant == 0:
-            raise RecipeError("limits.max_rows_per_tenant is 0, with which nothing would run: give 1 or more")
         for name, value in vars(self).items():
+            if value == 0 and name in _POSITIVE:
+                raise RecipeError(f"limits.{name} is 0, with which nothing would go on: give more")
             if value is not None and not 0 <= value < math.inf:
                 raise RecipeError(f"limits.{name} is {value}: give 0 or more")
             if value is not None and value > (most := _ENGINE.get(name, math.inf)):

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from ostinato.engines.errors import OstinatoError, RecipeError
 
@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
     The addresses are taken at once, so that one that is not free costs no loading; raises OstinatoError.
     """
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: Starlette) -> None:
         self.door: Door = app.state.door
         config = self.door.config
         drain_seconds = math.ceil(config.limits.drain_seconds)
@@ -111,7 +111,7 @@ class Server(uvicorn.Server):
 class _Aside(uvicorn.Server):
     """The metrics port: no signals and no lifespan of its own."""
 
-    def __init__(self, app: FastAPI, listener: socket.socket) -> None:
+    def __init__(self, app: Starlette, listener: socket.socket) -> None:
         super().__init__(_uvicorn_config(app, _ASIDE_SECONDS))
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
@@ -136,7 +136,7 @@ def _listen(host_option: str, host: str, port_option: str, port: int) -> socket.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # or no name at all
         listener.close()
         raise OstinatoError(
             f"can't listen on {host} port {port} ({error}): give another {host_option} or {port_option}"
@@ -160,7 +160,7 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _uvicorn_config(app: FastAPI, shutdown_seconds: int) -> uvicorn.Config:
+def _uvicorn_config(app: Starlette, shutdown_seconds: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="uvloop",
@@ -176,7 +176,7 @@ def _uvicorn_config(app: FastAPI, shutdown_seconds: int) -> uvicorn.Config:
     )
 
 
-def run(app: FastAPI) -> None:
+def run(app: Starlette) -> None:
     """Serve until SIGTERM or Ctrl-C, then let running calls end. Raises what the model failed of."""
     server = Server(app)
     logger.info("listening on %s, Ctrl-C stops", server.url)
@@ -209,6 +209,7 @@ def serve(config: ServeConfig, libraries: Libraries = REAL) -> int:
         settle_garbage()
         bridge = Bridge(shop.loop, shop.intake, shop.tokenizer, metrics, config.limits)
         bridge.ledger.tracer = tracer
+        bridge.grammars.warm()
         return Served(shop.bundle.manifest.name, bridge, shop.bundle.manifest)
 
     app = create_app(load, config, keys)

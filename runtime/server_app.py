@@ -6,8 +6,12 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from ostinato.engines.errors import OstinatoError
 
@@ -33,15 +37,15 @@ logger = logging.getLogger(__name__)
 
 _HTTP_MESSAGES = {404: "no such route: see /v1/models and the README", 405: "this route has another method"}
 
-Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
 
-def create_app(load: Callable[[], Served], config: ServeConfig | None = None, keys: Keys | None = None) -> FastAPI:
+def create_app(load: Callable[[], Served], config: ServeConfig | None = None, keys: Keys | None = None) -> Starlette:
     """The application of the API port; `load` runs on a thread once the server is up. Its `state.door` is the Door."""
     door = Door(load, config or ServeConfig(), keys or Keys())
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         door.open()
         yield
         await door.close()
@@ -49,30 +53,32 @@ def create_app(load: Callable[[], Served], config: ServeConfig | None = None, ke
     return _application(door, _api_routes(door), lifespan=lifespan)
 
 
-def create_metrics_app(door: Door) -> FastAPI:
+def create_metrics_app(door: Door) -> Starlette:
     """The application of the metrics port: what operators look at, and the API for the console's playground."""
     kinds = (console_routes, debug_routes, metrics_routes)
-    return _application(door, [*(routes(door) for routes in kinds), *_api_routes(door)], is_aside=True)
+    return _application(door, [*_all(kinds, door), *_api_routes(door)], is_aside=True)
 
 
-def _api_routes(door: Door) -> list[APIRouter]:
+def _api_routes(door: Door) -> list[Route]:
     kinds = (completion_routes, chat_routes, response_routes, token_routes, status_routes, info_routes, openapi_routes)
-    return [routes(door) for routes in kinds]
+    return _all(kinds, door)
+
+
+def _all(kinds: Sequence[Callable[[Door], list[Route]]], door: Door) -> list[Route]:
+    return [route for routes in kinds for route in routes(door)]
 
 
 def _application(
-    door: Door, routers: Sequence[APIRouter], *, lifespan: Lifespan | None = None, is_aside: bool = False
-) -> FastAPI:
-    # No schema and pages of documentation: the bodies' rules are code, not what FastAPI would derive.
-    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    door: Door, routes: Sequence[Route], *, lifespan: Lifespan | None = None, is_aside: bool = False
+) -> Starlette:
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Calls, door=door), Middleware(Guard, door=door, is_aside=is_aside)],
+        exception_handlers=dict.fromkeys((HttpError, OstinatoError), _refusal) | {HTTPException: _http_refusal},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
     app.state.door = door
-    for router in routers:
-        app.include_router(router)
-    app.add_middleware(Guard, door=door, is_aside=is_aside)
-    app.add_middleware(Calls, door=door)
-    app.add_exception_handler(HTTPException, _http_refusal)
-    for kind in (HttpError, OstinatoError):
-        app.add_exception_handler(kind, _refusal)
     return app
 
 

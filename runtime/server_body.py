@@ -1,4 +1,4 @@
-"""Reading a request's body with its bounds kept while it arrives (lines run per request)."""
+"""Reading and parsing a request's body, its bounds kept while it arrives (lines run per request)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from .call import call_of
 from .door import Door
-from .json_depth import check_depth
+from .json_depth import check_shape
 from .serve_limits import ServeLimits
+from .wire import BodyT, parse_body
 from .wire_errors import HttpError
 
 _MAX_INLINE_BYTES = 32 * 1024
@@ -19,9 +21,18 @@ _MAX_INLINE_BYTES = 32 * 1024
 T = TypeVar("T")
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, kind: type[BodyT]) -> tuple[BodyT, int]:
+    """The checked body and how many bytes it came in, for `digest`. Raises what `_read_bounded` and `parse_body` do."""
+    call, door = call_of(request), request.app.state.door
+    with call.span("parse"):
+        raw = await _read_bounded(request)
+        ignored = None if door.strict_fields else call.ignored
+        return await digest(len(raw), partial(parse_body, kind, raw, ignored)), len(raw)
+
+
+async def _read_bounded(request: Request) -> bytes:
     """The whole body. HttpError: 415 for another media type, 413 for too many bytes, 408 where they are too slow, 503
-    where too much arrives at once. RequestError where its JSON is nested too deep.
+    where too much arrives at once. RequestError where its JSON is too deep or has too many objects.
     """
     door: Door = request.app.state.door
     limits = door.limits
@@ -36,7 +47,7 @@ async def read_body(request: Request) -> bytes:
         raise HttpError(408, f"the body did not arrive within {limits.body_seconds:g} s: send it faster") from None
     except ClientDisconnect:
         raise HttpError(400, "the body ended early") from None  # nobody is left to read this
-    await digest(len(raw), partial(check_depth, raw, limits.max_json_depth))
+    await digest(len(raw), partial(check_shape, raw, limits.max_json_depth, limits.max_json_objects))
     return raw
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from ostinato.engines.errors import RequestError
 
@@ -19,32 +21,26 @@ from .serve_limits import ServeLimits
 from .server_body import digest, read_body
 from .tool_offer import OfferedTools
 from .tool_prompt import for_template
-from .wire import check_stream, parse_body, renamed
+from .wire import check_stream, renamed
 from .wire_chat import ChatBody, turns_of
 from .wire_limits import check_limits, check_total
 
 
-def chat_routes(door: Door) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/chat/completions")
+def chat_routes(door: Door) -> list[Route]:
     async def chat(request: Request) -> Response:
         call = call_of(request)
         door.check_room()
-        with call.span("parse"):
-            raw = await read_body(request)
-            ignored = None if door.strict_fields else call.ignored
-            body = await digest(len(raw), partial(parse_body, ChatBody, raw, ignored))
+        body, num_bytes = await read_body(request, ChatBody)
         bridge = door.find(body.model)
-        check_stream(body)
+        check_stream(body.stream, body.stream_options)
         call.wants_timings = bool(body.timings)
         params = body.params(door.limits)
         check_limits(params, 1, door.limits)
         use = body.tool_use(door.limits)
         tools = None if use is None else OfferedTools(use, bridge.tokenizer)
-        spec = await digest(len(raw), partial(_spec, body, tools, door.limits))
+        spec = await digest(num_bytes, partial(_spec, body, tools, door.limits))
         with call.span("tokenize"):
-            token_ids = await digest(len(raw), partial(_prompt_ids, bridge, body, tools))
+            token_ids = await digest(num_bytes, partial(_prompt_ids, bridge, body, tools))
         with call.span("grammar"):
             grammar = None if spec is None else await bridge.grammars.compile(spec)
         if tools is not None and tools.special_ids:  # the marks of calls must show
@@ -53,10 +49,10 @@ def chat_routes(door: Door) -> APIRouter:
         with renamed(body.names):
             check_total(prompts, bridge.limits.max_context, door.limits)
             stream = bridge.submit(prompts, call, salt=body.cache_salt or "", priority=body.priority or 0)
-        writer = ChatWriter(door.head("chatcmpl"), body, params.n, bridge.tokenizer, tools)
+        writer = ChatWriter(door.head("chatcmpl-"), body, params.n, bridge.tokenizer, tools)
         return StreamAnswer(stream, writer) if body.stream else WholeAnswer(stream, writer)
 
-    return router
+    return [Route("/v1/chat/completions", chat, methods=["POST"])]
 
 
 def _spec(body: ChatBody, tools: OfferedTools | None, limits: ServeLimits) -> GrammarSpec | None:

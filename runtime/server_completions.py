@@ -6,46 +6,42 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from .answer import StreamAnswer, WholeAnswer
 from .answer_completions import NO_ECHO, CompletionWriter, Echo
 from .bridge import Bridge, Prompt
 from .call import call_of
 from .door import Door
-from .serve_limits import ServeLimits
+from .request import SamplingParams
 from .server_body import digest, read_body
 from .tokenizer import Tokenizer
-from .wire import check_stream, parse_body
+from .wire import check_stream
 from .wire_completions import DEFAULT_MAX_TOKENS, CompletionBody
 from .wire_limits import check_limits, check_total
 
 Given = Sequence[str | list[int]]
 
 
-def completion_routes(door: Door) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/completions")
+def completion_routes(door: Door) -> list[Route]:
     async def completions(request: Request) -> Response:
         call = call_of(request)
         door.check_room()
-        with call.span("parse"):
-            raw = await read_body(request)
-            ignored = None if door.strict_fields else call.ignored
-            body = await digest(len(raw), partial(parse_body, CompletionBody, raw, ignored))
+        body, num_bytes = await read_body(request, CompletionBody)
         bridge = door.find(body.model)
-        check_stream(body)
+        check_stream(body.stream, body.stream_options)
         call.wants_timings = bool(body.timings)
         params = body.params(door.limits)
-        given = await digest(len(raw), partial(body.prompts, door.limits))
+        given = await digest(num_bytes, partial(body.prompts, door.limits))
         check_limits(params, len(given), door.limits)
         with call.span("tokenize"):
-            ids = await digest(len(raw), partial(_encode, bridge, given))
+            ids = await digest(num_bytes, partial(_encode, bridge, given))
         with call.span("grammar"):
             spec = body.grammar()
             grammar = None if spec is None else await bridge.grammars.compile(spec)
-        prompts = [prompt._replace(grammar=grammar) for prompt in _prompts(bridge, body, ids, door.limits)]
+        prompts = [prompt._replace(grammar=grammar) for prompt in _prompts(bridge, body, params, ids)]
         check_total(prompts, bridge.limits.max_context, door.limits)
         stream = bridge.submit(prompts, call, salt=body.cache_salt or "", priority=body.priority or 0)
         echoes = [
@@ -53,10 +49,10 @@ def completion_routes(door: Door) -> APIRouter:
             for text, token_ids in zip(given, ids, strict=True)
             for _ in range(params.n)
         ]
-        writer = CompletionWriter(door.head("cmpl"), body, stream, bridge.tokenizer, echoes)
+        writer = CompletionWriter(door.head("cmpl-"), body, stream, bridge.tokenizer, echoes)
         return StreamAnswer(stream, writer) if body.stream else WholeAnswer(stream, writer)
 
-    return router
+    return [Route("/v1/completions", completions, methods=["POST"])]
 
 
 def _encode(bridge: Bridge, given: Given) -> list[list[int]]:
@@ -64,9 +60,8 @@ def _encode(bridge: Bridge, given: Given) -> list[list[int]]:
     return [encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
 
 
-def _prompts(bridge: Bridge, body: CompletionBody, ids: Sequence[list[int]], limits: ServeLimits) -> list[Prompt]:
+def _prompts(bridge: Bridge, body: CompletionBody, params: SamplingParams, ids: Sequence[list[int]]) -> list[Prompt]:
     """OpenAI's default of 16 tokens is no wish of the caller's: near the context's end it gives way."""
-    params = body.params(limits)
     if body.max_tokens is not None:
         return [Prompt(token_ids, params) for token_ids in ids]
     rests = (max(1, bridge.limits.max_context - len(token_ids)) for token_ids in ids)

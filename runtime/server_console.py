@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from .console_state import ConsoleState
 from .door import Door
@@ -28,21 +29,17 @@ _HEADERS = {
 }
 
 
-def console_routes(door: Door) -> APIRouter:
-    router = APIRouter()
+def console_routes(door: Door) -> list[Route]:
     state = ConsoleState(door)
     pages = _responses()
 
-    @router.get("/")
-    async def page() -> Response:
+    async def page(_: Request) -> Response:
         return _file("index.html")
 
-    @router.get("/console/{name}")
-    async def file(name: str) -> Response:
-        return _file(name)
+    async def file(request: Request) -> Response:
+        return _file(request.path_params["name"])
 
-    @router.get("/debug/state")
-    async def snapshot() -> Response:
+    async def snapshot(_: Request) -> Response:
         return JSONResponse(await state.snapshot(), headers={"cache-control": "no-store"})
 
     def _file(name: str) -> Response:
@@ -51,7 +48,11 @@ def console_routes(door: Door) -> APIRouter:
         body, kind = pages[name]
         return Response(body, headers=_HEADERS, media_type=kind)
 
-    return router
+    return [
+        Route("/", page, methods=["GET"]),
+        Route("/console/{name}", file, methods=["GET"]),
+        Route("/debug/state", snapshot, methods=["GET"]),
+    ]
 
 
 def _responses() -> dict[str, tuple[bytes, str]]:

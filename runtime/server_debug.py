@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from ostinato.engines.errors import RequestError
 
@@ -20,17 +23,13 @@ from .wire_errors import HttpError
 _SHOWN = 100  # where the caller names no number
 
 
-def debug_routes(door: Door) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/debug/requests")
+def debug_routes(door: Door) -> list[Route]:
     async def requests(request: Request) -> Response:
         records = door.served().bridge.ledger.recent.last(_count(request, NUM_CALLS))
         return _json({"spans": SPANS, "requests": [call_json(record) for record in reversed(records)]})
 
-    @router.get("/debug/requests/{call_id}")
-    async def one(call_id: str) -> Response:
-        record = door.served().bridge.ledger.recent.find(call_id)
+    async def one(request: Request) -> Response:
+        record = door.served().bridge.ledger.recent.find(request.path_params["call_id"])
         if record is None:
             raise HttpError(404, f"no such call among the last {NUM_CALLS} that ended: see /debug/requests")
         pieces = [
@@ -39,24 +38,27 @@ def debug_routes(door: Door) -> APIRouter:
         ]
         return _json(call_json(record) | {"pieces": pieces})
 
-    @router.get("/debug/steps")
     async def steps(request: Request) -> Response:
         log = door.served().bridge.ledger.steps
         return _json({"num_steps": log.num_steps, "steps": list(map(step_json, log.last(_count(request, NUM_STEPS))))})
 
-    @router.get("/debug/trace")
     async def chrome_trace(request: Request) -> Response:
         bridge = door.served().bridge
         steps = bridge.ledger.steps.last(_count(request, NUM_STEPS))
-        since = steps[0].launched_at if steps else 0.0
+        since = steps[0].times.launched_at if steps else 0.0
         calls = [record for record in bridge.ledger.recent.last() if record.began_at + record.seconds >= since]
-        return _json(trace(steps, calls))
+        return _json(await asyncio.to_thread(trace, steps, calls))  # so that streams go on
 
-    return router
+    return [
+        Route("/debug/requests", requests, methods=["GET"]),
+        Route("/debug/requests/{call_id}", one, methods=["GET"]),
+        Route("/debug/steps", steps, methods=["GET"]),
+        Route("/debug/trace", chrome_trace, methods=["GET"]),
+    ]
 
 
 def call_json(record: CallRecord) -> dict[str, Any]:
-    """What is told of a call. `spans_ms` add up to `total_ms`; `busy_ms` overlap with them."""
+    """What is told of a call. `spans_ms` add up to `total_ms`."""
     first = record.first_token_seconds
     return {
         "id": record.id,
@@ -72,22 +74,22 @@ def call_json(record: CallRecord) -> dict[str, Any]:
         "preemptions": record.num_preemptions,
         "finish_reasons": record.finish_reasons,
         "spans_ms": _spans(record.spans),
-        "busy_ms": _spans(record.busy),
     }
 
 
 def step_json(step: StepRecord) -> dict[str, Any]:
     """What is told of a step; times are milliseconds, moments are of the server's monotonic clock in seconds."""
-    parts = {name: _ms(getattr(step, name)) for name in ("plan", "pack", "launch", "wait", "commit", "grammar")}
+    times = step.times
+    parts = {name: _ms(getattr(times, name)) for name in ("plan", "pack", "launch", "wait", "commit", "grammar")}
     return {
         "number": step.number,
-        "rows": step.num_rows,
-        "tokens": step.num_tokens,
-        "sampled": step.num_sampled,
+        "rows": times.num_rows,
+        "tokens": times.num_tokens,
+        "sampled": times.num_sampled,
         "bucket": step.bucket,
         "padding": step.padding,
-        "launched_at": step.launched_at,
-        "landed_at": step.landed_at,
+        "launched_at": times.launched_at,
+        "landed_at": times.landed_at,
         "parts_ms": parts,
     }
 

@@ -7,7 +7,9 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, get_args
 
-from fastapi import APIRouter, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from ostinato.engines.manifest import Manifest
 
@@ -18,11 +20,8 @@ from .grammar_spec import Kind
 from .server_status import READ
 
 
-def info_routes(door: Door) -> APIRouter:
-    router = APIRouter()
-
-    @router.api_route("/info", methods=READ)
-    async def info() -> Response:
+def info_routes(door: Door) -> list[Route]:
+    async def info(_: Request) -> Response:
         served = door.served()
         table = {
             "version": version("ostinato"),
@@ -34,7 +33,7 @@ def info_routes(door: Door) -> APIRouter:
         }
         return Response(to_json(table), media_type="application/json")
 
-    return router
+    return [Route("/info", info, methods=READ)]
 
 
 def _bundle(manifest: Manifest) -> Mapping[str, Any]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from .door import Door
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def metrics_routes(door: Door) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/metrics")
-    async def metrics() -> Response:
-        page = door.served().bridge.metrics.exposition() + door.http.exposition()
+def metrics_routes(door: Door) -> list[Route]:
+    async def metrics(_: Request) -> Response:
+        model = door.served().bridge.metrics
+        page = await asyncio.to_thread(lambda: model.exposition() + door.http.exposition())  # so that streams go on
         return Response(page, media_type=_EXPOSITION)
 
-    return router
+    return [Route("/metrics", metrics, methods=["GET"])]

@@ -1,11 +1,14 @@
-"""GET /openapi.json: the API as it is checked and answered here (lines run per request)."""
+"""GET /openapi.json: the API as it is checked and answered here (made once the model is known)."""
 
 from __future__ import annotations
 
+import asyncio
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from . import openapi_replies as replies
 from .chunks import to_json
@@ -13,6 +16,7 @@ from .door import Door
 from .openapi_bodies import BodySchemas, Known, Schema
 from .openapi_unions import MESSAGE, TEXT_FORMAT, TOKENIZED
 from .serve_limits import ServeLimits
+from .server_status import READ
 from .wire_chat import ChatBody
 from .wire_completions import CompletionBody
 from .wire_responses import ResponseBody
@@ -22,7 +26,7 @@ _ABOUT = "OpenAI's API as this server takes and answers it; fields of it that ar
 _ERRORS = {
     400: "The request is not as the schema says, or can't be served as it is.",
     401: "A key is needed, and none or an unknown one came.",
-    403: "This server is not known by the host name that was called.",
+    403: "The host name that was called is none of this server's, or the page's origin may not call.",
     404: "There is no such model or route.",
     405: "The route has other methods.",
     408: "The request did not arrive in time, or did not end in time.",
@@ -41,22 +45,27 @@ _IGNORED = {
 }
 
 
-def openapi_routes(door: Door) -> APIRouter:
-    router = APIRouter()
+def openapi_routes(door: Door) -> list[Route]:
+    pages: dict[Known | None, bytes] = {}  # each made once, on another thread: it takes long, and streams go on
 
-    @router.api_route("/openapi.json", methods=["GET", "HEAD"])
-    async def openapi() -> Response:
-        return Response(to_json(document(door)), media_type="application/json")
+    async def openapi(_: Request) -> Response:
+        known = _known(door)
+        if known not in pages:
+            pages[known] = await asyncio.to_thread(lambda: to_json(_document(door, known)))
+        return Response(pages[known], media_type="application/json")
 
-    return router
+    return [Route("/openapi.json", openapi, methods=READ)]
 
 
-def document(door: Door) -> dict[str, Any]:
+def _known(door: Door) -> Known | None:
+    """None while the model is loading."""
+    if door.bridge is None:
+        return None
+    return Known(door.served().name, door.bridge.vocab_size, door.bridge.limits.max_context)
+
+
+def _document(door: Door, known: Known | None) -> dict[str, Any]:
     """The OpenAPI description of one server."""
-    known = None
-    if door.trouble() is None:
-        served = door.served()
-        known = Known(served.name, served.bridge.vocab_size, served.bridge.limits.max_context)
     bodies = BodySchemas(door.limits, known, strict_fields=door.strict_fields)
     paths = {**_generating(bodies, door.limits), **_tokens(bodies, door.limits), **_telling(known)}
     bodies.by_name["TokenizeBody"] |= TOKENIZED

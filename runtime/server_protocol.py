@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from .door import Door
 from .http_metrics import OTHER
-from .reader import TRANSPORT
+from .old_http import Unchunked
+from .outlet import OUTLET, Outlet
 from .wire_errors import HttpError, refusal
 
 _GRACE_SECONDS = 5.0  # in which who reads a body says 408 itself
+_FRAME_BYTES = 8  # that may be sent for each byte of a body: a chunk of one byte takes 6
 
 
 class BoundedHttp(HttpToolsProtocol):
     """Answers what is no HTTP, or too much of it, with an error object and hangs up.
 
     One timer a connection: for the head that is awaited or under way, then for the body. Between two requests the
-    keep-alive timer runs instead.
+    keep-alive timer runs instead. An offer to speak another protocol is passed over, as HTTP allows.
     """
 
     def __init__(
@@ -37,9 +41,13 @@ class BoundedHttp(HttpToolsProtocol):
         self._door: Door = config.app.state.door  # type: ignore[union-attr]
         self._limits = self._door.limits
         self._is_in_head = True
+        self._is_in_body = False
         self._num_head_bytes = 0
+        self._num_body_bytes = self._num_frame_bytes = 0
         self._fault: HttpError | None = None
+        self._answered: RequestResponseCycle | None = None  # of several requests the one whose turn it is
         self._timer: asyncio.TimerHandle | None = None
+        self._leavers: set[Callable[[], None]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -49,50 +57,107 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._answered is not None and not self._answered.response_complete:  # uvicorn tells the newest alone
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
+        for leave in tuple(self._leavers):
+            leave()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        was_in_head = self._is_in_head
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        while data and not self.transport.is_closing():
+            data = self._feed(data)
+        if self._timer is None and (self.cycle is None or self.cycle.response_complete):  # what came began no request
+            self._time(self._limits.head_seconds, self._head_is_late)
+
+    def _feed(self, data: bytes) -> bytes:
+        """Parse; what is left to parse after an offer of another protocol."""
+        was_in_head, was_in_body, before = self._is_in_head, self._is_in_body, self._num_body_bytes
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            return self._head_without_offer() + data[offer.args[0] :]
+        except httptools.HttpParserError:
+            self._refuse(self._fault or HttpError(400, "this is not valid HTTP/1.1"))
+            return b""
         if was_in_head and self._is_in_head:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > self._limits.max_head_bytes + self._limits.max_request_line_bytes:
                 self._refuse(HttpError(431, "the request's head does not end: send less"))
+        if was_in_body and self._is_in_body:
+            spare = len(data) - _FRAME_BYTES * (self._num_body_bytes - before)
+            self._num_frame_bytes = max(0, self._num_frame_bytes + spare)
+            if self._num_frame_bytes > self._limits.max_head_bytes:
+                self._refuse(HttpError(400, "the body is little beside its chunks' sizes and trailers: send it plain"))
+        return b""
+
+    def _head_without_offer(self) -> bytes:
+        """The head that was parsed, for a parser that will go on after it: the old one takes a body for the other
+        protocol's.
+        """
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%b: %b" % field for field in self.headers if field[0] not in (b"connection", b"upgrade")]
+        if not self.parser.should_keep_alive():
+            lines.append(b"connection: close")
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the one before
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
-        self._is_in_head, self._num_head_bytes = True, 0
+        self._is_in_head, self._num_head_bytes, self._num_frame_bytes = True, 0, 0
         self._time(self._limits.head_seconds, self._head_is_late)
         super().on_message_begin()
-        self.scope["state"][TRANSPORT] = self.transport
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """What comes after a body is dropped: in the head it could be taken for a key or a media type."""
+        if self._is_in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._is_in_head = False
-        self._time(self._limits.body_seconds + _GRACE_SECONDS, self._body_is_late)
         self._check_head()
+        if self.parser.should_upgrade():  # the same head comes again without that
+            return
+        self._is_in_head, self._is_in_body = False, True
+        self._time(self._limits.body_seconds + _GRACE_SECONDS, self._body_is_late)
         super().on_headers_complete()
+        self.scope["state"][OUTLET] = Outlet(self.cycle, self._leavers)
+
+    def on_body(self, body: bytes) -> None:
+        self._num_body_bytes += len(body)
+        super().on_body(body)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        if cycle.scope["http_version"] != "1.1":
+            app = Unchunked(app, cycle)
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._is_in_body = False
         self._stop_timer()
         super().on_message_complete()
 
     def _check_head(self) -> None:
-        """What is raised here comes back through the parser as `send_400_response`."""
+        """What is raised here ends the parser's work."""
         limits = self._limits
         line = len(self.parser.get_method()) + len(self.url) + len(" HTTP/1.1") + 1
         num_bytes = sum(len(name) + len(value) + 4 for name, value in self.headers)
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
         if line > limits.max_request_line_bytes:
             self._fault = HttpError(431, f"the request line exceeds {limits.max_request_line_bytes} bytes: send less")
         elif len(self.headers) > limits.max_headers:
             self._fault = HttpError(431, f"there are more than {limits.max_headers} header fields: send fewer")
         elif num_bytes > limits.max_head_bytes:
             self._fault = HttpError(431, f"the header fields exceed {limits.max_head_bytes} bytes: send less")
+        elif self.parser.get_method() == b"CONNECT":
+            self._fault = HttpError(400, "this HTTP server is no proxy: call it directly")
+        elif num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+            self._fault = HttpError(400, f"an HTTP/1.1 request has one Host field, this one has {num_hosts}")
         if self._fault is not None:
             raise self._fault
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(self._fault or HttpError(400, "this is not valid HTTP/1.1"))
 
     def _head_is_late(self) -> None:
         if self._num_head_bytes:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from .answer import StreamAnswer, WholeAnswer
 from .answer_responses import ResponseWriter
@@ -15,33 +17,26 @@ from .chat_template import Message
 from .door import Door
 from .server_body import digest, read_body
 from .stream import Stream
-from .wire import parse_body, renamed
+from .wire import renamed
 from .wire_limits import check_limits, check_total
 from .wire_responses import ResponseBody
 
 _NAMES = {"max_tokens": "max_output_tokens", "prompt": "input", "messages": "input"}  # of inner fields, in this body
 
 
-def response_routes(door: Door) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/responses")
+def response_routes(door: Door) -> list[Route]:
     async def responses(request: Request) -> Response:
         call = call_of(request)
         door.check_room()
-        with call.span("parse"):
-            raw = await read_body(request)
-            ignored = None if door.strict_fields else call.ignored
-            body = await digest(len(raw), partial(parse_body, ResponseBody, raw, ignored))
+        body, num_bytes = await read_body(request, ResponseBody)
         bridge = door.find(body.model)
         call.wants_timings = bool(body.timings)
         with renamed(_NAMES):
-            stream = await _submit(door, bridge, call, body, len(raw))
-        head = door.head("resp")
-        writer = ResponseWriter(head._replace(id=head.id.replace("-", "_", 1)), body, bridge.tokenizer)
+            stream = await _submit(door, bridge, call, body, num_bytes)
+        writer = ResponseWriter(door.head("resp_"), body, bridge.tokenizer)
         return StreamAnswer(stream, writer) if body.stream else WholeAnswer(stream, writer)
 
-    return router
+    return [Route("/v1/responses", responses, methods=["POST"])]
 
 
 async def _submit(door: Door, bridge: Bridge, call: Call, body: ResponseBody, num_bytes: int) -> Stream:

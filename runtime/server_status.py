@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from .bridge import ClosedError
 from .door import Door, Served
@@ -12,31 +14,30 @@ from .door import Door, Served
 READ = ["GET", "HEAD"]
 
 
-def status_routes(door: Door) -> APIRouter:
-    router = APIRouter()
+def status_routes(door: Door) -> list[Route]:
+    async def models(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_card(door, door.served())]})
 
-    @router.api_route("/v1/models", methods=READ)
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_card(door, door.served())]}
+    async def model(request: Request) -> Response:
+        door.find(request.path_params["name"])
+        return JSONResponse(_card(door, door.served()))
 
-    @router.api_route("/v1/models/{name:path}", methods=READ)
-    async def model(name: str) -> dict[str, Any]:
-        door.find(name)
-        return _card(door, door.served())
-
-    @router.api_route("/health", methods=READ)
-    async def health() -> dict[str, str]:
+    async def health(_: Request) -> Response:
         """The process answers."""
-        return {"status": "alive"}
+        return JSONResponse({"status": "alive"})
 
-    @router.api_route("/health/ready", methods=READ)
-    async def ready() -> dict[str, str]:
+    async def ready(_: Request) -> Response:
         """It should get calls."""
         if trouble := door.trouble():
             raise ClosedError(trouble)
-        return {"status": "ready"}
+        return JSONResponse({"status": "ready"})
 
-    return router
+    return [
+        Route("/v1/models", models, methods=READ),
+        Route("/v1/models/{name:path}", model, methods=READ),
+        Route("/health", health, methods=READ),
+        Route("/health/ready", ready, methods=READ),
+    ]
 
 
 def _card(door: Door, served: Served) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from ostinato.engines.errors import RequestError
 
@@ -17,28 +19,21 @@ from .request import check_token_ids
 from .server_body import digest, read_body
 from .tokenizer import Tokenizer
 from .tool_prompt import for_template
-from .wire import WireModel, parse_body
 from .wire_chat import turns_of
 from .wire_tokens import DetokenizeBody, TokenizeBody
 
-BodyT = TypeVar("BodyT", bound=WireModel)
 
-
-def token_routes(door: Door) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/tokenize")
+def token_routes(door: Door) -> list[Route]:
     async def tokenize(request: Request) -> Response:
-        body, num_bytes = await _parsed(door, request, TokenizeBody)
+        body, num_bytes = await read_body(request, TokenizeBody)
         bridge = _bridge(door, body.model)
         body.check(door.limits)
         with call_of(request).span("tokenize"):
             answer = await digest(num_bytes, partial(_tokenized, bridge, body))
         return Response(answer, media_type="application/json")
 
-    @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        body, num_bytes = await _parsed(door, request, DetokenizeBody)
+        body, num_bytes = await read_body(request, DetokenizeBody)
         bridge = _bridge(door, body.model)
         if len(body.tokens) > door.limits.max_detokenize_tokens:
             raise RequestError(f"tokens has more than {door.limits.max_detokenize_tokens} ids", param="tokens")
@@ -46,15 +41,10 @@ def token_routes(door: Door) -> APIRouter:
             answer = await digest(num_bytes, partial(_detokenized, bridge, body))
         return Response(answer, media_type="application/json")
 
-    return router
-
-
-async def _parsed(door: Door, request: Request, kind: type[BodyT]) -> tuple[BodyT, int]:
-    call = call_of(request)
-    with call.span("parse"):
-        raw = await read_body(request)
-        ignored = None if door.strict_fields else call.ignored
-        return await digest(len(raw), partial(parse_body, kind, raw, ignored)), len(raw)
+    return [
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+    ]
 
 
 def _bridge(door: Door, model: str | None) -> Bridge:

@@ -13,25 +13,16 @@ NUM_STEPS = 1024
 
 
 class StepRecord(NamedTuple):
-    """One step. Times are of the monotonic clock, spans are seconds; `grammar` is in no other span.
-
-    `bucket`: tokens that it was padded up to; of them `padding` belonged to nobody.
-    """
+    """One step. `bucket`: tokens that it was padded up to."""
 
     number: int
-    num_rows: int
-    num_tokens: int
-    num_sampled: int
+    times: StepTimes
     bucket: int
-    padding: int
-    launched_at: float
-    landed_at: float
-    plan: float
-    pack: float
-    launch: float
-    wait: float
-    commit: float
-    grammar: float
+
+    @property
+    def padding(self) -> int:
+        """Tokens of the bucket that belonged to nobody."""
+        return self.bucket - self.times.num_tokens
 
 
 class StepLog:
@@ -61,8 +52,4 @@ class StepLog:
         limits = self._limits
         pads = bucket_for(times.num_rows, limits.row_buckets) - times.num_rows
         bucket = bucket_for(min(times.num_tokens + pads, limits.max_step_tokens), limits.token_buckets)
-        return StepRecord(
-            number, times.num_rows, times.num_tokens, times.num_sampled, bucket, bucket - times.num_tokens,
-            times.launched_at, times.landed_at, times.plan, times.pack, times.launch, times.wait, times.commit,
-            times.grammar,
-        )  # fmt: skip
+        return StepRecord(number, times, bucket)

@@ -20,6 +20,7 @@ _CHUNK_BYTES = 256  # about what a delta takes besides its text
 class Stream:
     """Deltas in order of arrival. It ends when every choice has ended, when one fails, or when it is cancelled.
 
+    A delta that its answer can take at once, by `take`, wakes nobody; the last one always wakes the reader.
     A reader that leaves too much unread is dropped: `drop` is his answer's, which closes the connection.
     """
 
@@ -27,6 +28,7 @@ class Stream:
         self.call = call
         self.limits = limits
         self.drop: Callable[[], None] = self.cancel
+        self.take: Callable[[int, Delta], bool] | None = None
         self.num_prompt = call.num_prompt  # tokens of all prompts together
         self.num_cached = 0  # of them, served from the prefix cache
         self.num_output = 0
@@ -52,9 +54,13 @@ class Stream:
 
     def add(self, index: int, delta: Delta) -> None:
         """Hand on a delta of choice `index`."""
+        self._is_quiet = False
+        # Only if the reader waits here: else what it was given before may not be out yet.
+        waits = self._waiter is not None and not self._waiter.done()
+        if waits and self.open_ids and self.take is not None and self.take(index, delta):
+            return
         self._ready.append((index, delta))
         self._num_unread += len(delta.text) + _CHUNK_BYTES
-        self._is_quiet = False
         self._wake()
         if self._num_unread > self.limits.max_unread_bytes:
             self.drop()

@@ -1,4 +1,4 @@
-"""A Prometheus histogram that one thread fills: a value costs a search and two additions (lines run per token)."""
+"""A Prometheus histogram that one thread fills: a value costs a search and two additions (lines run per step)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Tally:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
 
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
         """(bound, values up to it) for each bound and for infinity, and the sum of the values."""

@@ -76,6 +76,11 @@ class ToolCallParser:
         self._is_last = True
         return self.push("")
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether there was a call, and the last one's arguments came to their end."""
+        return self.num_calls > 0 and self._state != self._arguments
+
     # A state takes text and says whether there is more to do now.
 
     def _outside(self) -> bool:

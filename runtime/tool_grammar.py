@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from ostinato.engines.errors import RequestError
 
-from .grammar_schema import check_schema, compilable
+from .grammar_form import SPELLING, compilable
+from .grammar_schema import check_schema
 from .grammar_spec import GrammarSpec
 from .serve_limits import ServeLimits
 from .tool_style import ToolStyle
@@ -19,7 +20,7 @@ from .wire_tools import Function, ToolUse
 
 _ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 # As templates show calls to a model: one space after commas and colons, none elsewhere.
-_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_SPACING = {**SPELLING, "item_separator": ", ", "key_separator": ": "}
 _TEXT = r"TEXT: /(.|\n)*/"
 
 

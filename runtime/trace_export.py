@@ -46,24 +46,26 @@ def _lanes(calls: Sequence[CallRecord]) -> list[int]:
 
 def _step(step: StepRecord) -> list[Event]:
     """Its parts on the loop's track, placed back to back at its launch and at its landing."""
-    about = {"rows": step.num_rows, "tokens": step.num_tokens, "bucket": step.bucket, "padding": step.padding}
-    began_at = step.launched_at - step.launch - step.pack - step.plan
+    times = step.times
+    about = {"rows": times.num_rows, "tokens": times.num_tokens, "bucket": step.bucket, "padding": step.padding}
+    began_at = times.launched_at - times.launch - times.pack - times.plan
     events = []
     for name in ("plan", "pack", "launch"):
-        seconds = getattr(step, name)
+        seconds = getattr(times, name)
         events.append(_span(name, _STEPS, _LOOP, began_at, seconds, {"step": step.number}))
         began_at += seconds
-    events.append(_span("wait", _STEPS, _LOOP, step.landed_at - step.wait, step.wait, {"step": step.number}))
-    events.append(_span("commit", _STEPS, _LOOP, step.landed_at, step.commit, {"step": step.number}))
+    events.append(_span("wait", _STEPS, _LOOP, times.landed_at - times.wait, times.wait, {"step": step.number}))
+    events.append(_span("commit", _STEPS, _LOOP, times.landed_at, times.commit, {"step": step.number}))
     pair = {"cat": "step", "id": step.number, "pid": _STEPS, "tid": _DEVICE, "name": _title(step)}
-    events.append({"ph": "b", "ts": step.launched_at * _SECOND, "args": about, **pair})
-    events.append({"ph": "e", "ts": step.landed_at * _SECOND, **pair})
+    events.append({"ph": "b", "ts": times.launched_at * _SECOND, "args": about, **pair})
+    events.append({"ph": "e", "ts": times.landed_at * _SECOND, **pair})
     return events
 
 
 def _title(step: StepRecord) -> str:
-    kind = "decode" if step.num_rows == step.num_tokens else "prefill"
-    return f"{kind} {step.num_tokens} of {step.bucket}"
+    times = step.times
+    kind = "decode" if times.num_rows == times.num_tokens else "prefill"
+    return f"{kind} {times.num_tokens} of {step.bucket}"
 
 
 def _call(record: CallRecord, lane: int) -> list[Event]:

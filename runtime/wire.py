@@ -12,7 +12,16 @@ from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from ostinato.engines.errors import RequestError
 from ostinato.engines.sizes import MAX_LOGIT_BIAS
@@ -53,6 +62,7 @@ UNSERVED: Mapping[str, tuple[object, ...]] = {
 }
 
 BodyT = TypeVar("BodyT", bound="WireModel")
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]  # of a schema or a function
 
 
 class WireModel(BaseModel):
@@ -96,9 +106,9 @@ class SamplingFields(WireModel):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float], BeforeValidator(_bounded)] = Field(default={})
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_bounded)] = Field(default_factory=dict)
     seed: int | None = None
-    stop: Annotated[list[str], FailFast(), BeforeValidator(_in_list)] = Field(default=[])
+    stop: Annotated[list[str], FailFast(), BeforeValidator(_in_list)] = Field(default_factory=list)
     user: str | None = None  # OpenAI's mark for abuse reports; nothing here depends on it
 
     top_k: int | None = None
@@ -106,7 +116,7 @@ class SamplingFields(WireModel):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[int], FailFast()] = Field(default=[], max_length=MAX_STOP_IDS)
+    stop_token_ids: Annotated[list[int], FailFast()] = Field(default_factory=list, max_length=MAX_STOP_IDS)
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = Field(default=None, max_length=MAX_SALT_CHARS)
@@ -149,9 +159,9 @@ def parse_body(kind: type[BodyT], raw: bytes, ignored: list[str] | None = None) 
 
 def _served_fields(kind: type[WireModel], table: dict[str, Any], ignored: list[str] | None) -> dict[str, Any]:
     """The fields of `kind`; RequestError for a field that asks for something not served here."""
-    fields = {}
+    fields, known = {}, kind.model_fields
     for name, value in table.items():
-        if name in kind.model_fields:
+        if name in known:
             fields[name] = value
             continue
         if name not in kind.unserved:
@@ -208,8 +218,8 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def check_stream(body: SamplingBody) -> None:
-    if body.stream_options is not None and not body.stream:
+def check_stream(stream: bool | None, options: WireModel | None) -> None:
+    if options is not None and not stream:
         raise RequestError(
             "stream_options needs stream true: set it, or leave stream_options out", param="stream_options"
         )

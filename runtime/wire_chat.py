@@ -40,9 +40,9 @@ class Message(WireModel):
     """A turn. Null and empty fields, as OpenAI's clients send an assistant's turn back, count as absent."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[TextPart], FailFast(), BeforeValidator(_as_parts)] = Field(default=[])
+    content: Annotated[list[TextPart], FailFast(), BeforeValidator(_as_parts)] = Field(default_factory=list)
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], FailFast()] = Field(default=[])
+    tool_calls: Annotated[list[ToolCall], FailFast()] = Field(default_factory=list)
     tool_call_id: str | None = None
 
     @model_validator(mode="before")
@@ -110,7 +110,7 @@ class ChatBody(SamplingBody, GrammarFields, ToolFields):
         cap = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
         return {"prompt": "messages", "max_tokens": cap}
 
-    def params(self, limits: ServeLimits = ServeLimits()) -> SamplingParams:  # noqa: B008 (frozen)
+    def params(self, limits: ServeLimits) -> SamplingParams:
         """Sampling parameters; RequestError where fields contradict each other or a value is out of range."""
         caps = {cap for cap in (self.max_tokens, self.max_completion_tokens) if cap is not None}
         if len(caps) > 1:

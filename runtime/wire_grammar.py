@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import FailFast, Field, StringConstraints
+from pydantic import FailFast, Field
 
 from ostinato.engines.errors import RequestError
 
 from .grammar_spec import GrammarSpec
-from .wire import WireModel
-
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+from .wire import Name, WireModel
 
 
 class JsonSchema(WireModel):
@@ -45,7 +43,7 @@ class StructuredOutputs(WireModel):
 
     json_: Any = Field(default=None, alias="json")
     regex: str | None = None
-    choice: Annotated[list[str], FailFast()] = Field(default=[])
+    choice: Annotated[list[str], FailFast()] = Field(default_factory=list)
     grammar: str | None = None
     json_object: Literal[True] | None = None
 

@@ -16,7 +16,7 @@ from ostinato.engines.errors import RequestError
 from .grammar_spec import GrammarSpec
 from .request import SamplingParams
 from .serve_limits import ServeLimits
-from .wire import SamplingFields, WireModel, sampling_params
+from .wire import Name, SamplingFields, WireModel, check_stream, sampling_params
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 
@@ -98,7 +98,7 @@ class TextFormat(WireModel):
     """What the text must be: anything, a JSON object, or JSON of a schema, which is kept to whatever `strict` says."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    name: Name | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None
     description: str | None = None
@@ -177,10 +177,7 @@ class ResponseBody(SamplingFields):
 
     def params(self, limits: ServeLimits) -> SamplingParams:
         """Sampling parameters; RequestError where fields contradict each other or a value is out of range."""
-        if self.stream_options is not None and not self.stream:
-            raise RequestError(
-                "stream_options needs stream true: set it, or leave stream_options out", param="stream_options"
-            )
+        check_stream(self.stream, self.stream_options)
         if not 0 <= (self.top_logprobs or 0) <= limits.max_top_logprobs:
             raise RequestError(
                 f"top_logprobs is out of range: give 0 to {limits.max_top_logprobs}", param="top_logprobs"

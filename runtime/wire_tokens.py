@@ -18,7 +18,7 @@ class TokenizeBody(WireModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], FailFast()] = Field(default=[])
+    messages: Annotated[list[Message], FailFast()] = Field(default_factory=list)
     add_special_tokens: bool | None = None  # of a text, true where unset; a template writes its own
     add_generation_prompt: bool | None = None  # of a conversation, true where unset
     return_token_strs: bool | None = None

@@ -16,10 +16,9 @@ from pydantic import AfterValidator, BeforeValidator, FailFast, Field
 from ostinato.engines.errors import RequestError
 
 from .serve_limits import ServeLimits
-from .wire import WireModel
+from .wire import Name, WireModel
 
 Mode = Literal["auto", "required", "named"]
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _WORDS = ("none", "auto", "required")
 
@@ -33,7 +32,7 @@ def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
 class Function(WireModel):
     """A function that the model may call. Without `parameters` it takes none."""
 
-    name: FunctionName
+    name: Name
     description: str | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(_checked_schema)] | None = None
     strict: bool | None = None
@@ -58,7 +57,7 @@ class Tool(WireModel):
 
 
 class NamedFunction(WireModel):
-    name: FunctionName
+    name: Name
 
 
 class NamedChoice(WireModel):
@@ -99,7 +98,7 @@ def parsed_arguments(text: str) -> Any:
 class CalledFunction(WireModel):
     """What was called."""
 
-    name: FunctionName
+    name: Name
     arguments: Annotated[str, AfterValidator(_as_arguments)]
 
 
@@ -139,7 +138,7 @@ class ToolUse:
 class ToolFields(WireModel):
     """The fields of a body that are about tools."""
 
-    tools: Annotated[list[Tool], FailFast()] = Field(default=[])
+    tools: Annotated[list[Tool], FailFast()] = Field(default_factory=list)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 

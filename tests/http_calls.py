@@ -26,9 +26,13 @@ def chat(client: httpx.Client, content: Any = "x", **fields: Any) -> httpx.Respo
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     """The one error object of a refusal."""
     assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/json"
-    assert len(response.content) < 8192
-    table: dict[str, Any] = response.json()
+    return error_in(response.headers["content-type"], response.content)
+
+
+def error_in(media_type: str, body: bytes) -> dict[str, Any]:
+    assert media_type == "application/json"
+    assert len(body) < 8192
+    table: dict[str, Any] = json.loads(body)
     assert list(table) == ["error"]
     error: dict[str, Any] = table["error"]
     assert set(error) == {"message", "type", "param", "code"}

@@ -16,6 +16,7 @@ from ostinato.runtime.device_rows import DeviceRows
 from ostinato.runtime.executor import StepRules
 from tests.device_sampler import DeviceSampler
 from tests.fakes import POISON, PosLM, check_batch
+from tests.guides import Endless
 
 NO_TOKEN_YET = -77  # what lies in the output block before a step wrote it
 
@@ -174,7 +175,7 @@ class LaggingTicket:
         return self.executor.wait(self.step)
 
 
-class HashGuide:
+class HashGuide(Endless):
     """Allows some tokens, by all that it accepted; `fails_at` counts its calls."""
 
     def __init__(self, vocab_size: int, fails_at: int = -1) -> None:
@@ -193,13 +194,6 @@ class HashGuide:
         self._call()
         assert token_id in self.allowed(), f"token {token_id} after {self.accepted} is not of the form"
         self.accepted.append(token_id)
-
-    def forced(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def has_ended(self) -> bool:
-        return False
 
     def allowed(self) -> list[int]:
         state = sum((at + 1) * token_id for at, token_id in enumerate(self.accepted))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from typing import Any, NamedTuple
 
+from tests.http_calls import error_in
 from tests.serving import PATIENCE_SECONDS
 
 
@@ -20,13 +20,7 @@ class Reply(NamedTuple):
 
     def error(self) -> dict[str, Any]:
         """The one error object of a refusal."""
-        assert self.headers["content-type"] == "application/json"
-        assert len(self.body) <= 8192
-        table = json.loads(self.body)
-        assert list(table) == ["error"]
-        assert set(table["error"]) == {"message", "type", "param", "code"}
-        error: dict[str, Any] = table["error"]
-        return error
+        return error_in(self.headers["content-type"], self.body)
 
 
 def connect(url: str) -> socket.socket:

@@ -18,6 +18,7 @@ from ostinato.runtime.row_sets import RowSets
 from ostinato.runtime.sampling import SamplingPacker
 from tests.device_sampler import DeviceSampler
 from tests.fakes import check_device_lines, make_limits, make_request
+from tests.guides import Endless
 
 VOCAB = 70
 MAX_ROWS = 4
@@ -26,7 +27,7 @@ LIMITS = make_limits(max_rows=MAX_ROWS)
 SCORED = MAX_ROWS + 1  # the line of scored prompt tokens
 
 
-class HashGuide:
+class HashGuide(Endless):
     """Half of the tokens, which ones depends on all that it accepted."""
 
     def __init__(self) -> None:
@@ -40,13 +41,6 @@ class HashGuide:
 
     def accept(self, token_id: int) -> None:
         self.accepted.append(token_id)
-
-    def forced(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def has_ended(self) -> bool:
-        return False
 
 
 class Forms:

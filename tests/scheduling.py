@@ -7,7 +7,7 @@ import random
 from ostinato.engines.sizes import Limits
 from ostinato.runtime.plan import Plan
 from ostinato.runtime.request import Event, Request, SamplingParams
-from ostinato.runtime.timeline import Stage
+from ostinato.runtime.timeline import LoopClock, Stage
 from tests.fakes import Desk, make_request
 
 VOCAB = 96
@@ -17,6 +17,7 @@ class Turns:
     """A timeline that keeps the stages alone."""
 
     def __init__(self) -> None:
+        self.clock = LoopClock()
         self.stages: list[Stage] = []
 
     def turn(self, stage: Stage) -> None:

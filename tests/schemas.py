@@ -63,7 +63,29 @@ FEATURES: Mapping[str, Schema] = {
             },
         ]
     },
-    "notes": {"type": "boolean", "title": "t", "description": "d", "default": True, "$comment": "c"},
+    "notes": {
+        "type": "boolean",
+        "title": "t",
+        "description": "d",
+        "default": True,
+        "$comment": "c",
+        "example": False,
+        "uniqueItems": False,
+    },
+    "any text": {"type": "string", "format": "password", "maxLength": 4},
+    "told apart": {
+        "$defs": {
+            kind: {
+                "type": "object",
+                "properties": {"kind": {"const": kind}, value: {"type": "integer"}},
+                "required": ["kind"],
+                "additionalProperties": False,
+            }
+            for kind, value in (("cat", "lives"), ("dog", "age"))
+        },
+        "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+        "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/cat", "dog": "#/$defs/dog"}},
+    },
 }
 
 

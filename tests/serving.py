@@ -107,7 +107,7 @@ class _GatedTicket:
 
 
 class FaultyLM:
-    """Fails the steps whose numbers are in `bad_steps`, or all of them."""
+    """Fails steps of another executor while `is_bad`."""
 
     def __init__(self, inner: Executor, error: BaseException) -> None:
         self.is_bad = False

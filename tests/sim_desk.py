@@ -17,6 +17,7 @@ from ostinato.runtime.loop import Loop
 from ostinato.runtime.pages import Pages
 from ostinato.runtime.request import Event, Request, SamplingParams
 from ostinato.runtime.scheduler import Scheduler
+from tests.guides import Endless
 from tests.sim.sim_bundle import SimulatedRank
 
 
@@ -24,7 +25,7 @@ def silent(what: str, done: int, total: int) -> None:
     """Progress that nobody watches."""
 
 
-class Parity:
+class Parity(Endless):
     """A guide that allows only tokens of the parity of their place in the output."""
 
     def __init__(self) -> None:
@@ -36,13 +37,6 @@ class Parity:
     def accept(self, token_id: int) -> None:
         assert token_id % 2 == self._place % 2
         self._place += 1
-
-    def forced(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def has_ended(self) -> bool:
-        return False
 
 
 @dataclass

@@ -52,7 +52,7 @@ PASSPORTS = {  # library → where its import may stand
     "safetensors": {"builder"},
     "openvino": {"runtime/openvino.py", "runtime/openvino_graph.py"},
     "opentelemetry": {"runtime/otel.py"},
-    "fastapi": {"runtime"},
+    "starlette": {"runtime"},
     "llguidance": {"runtime/grammars.py", "runtime/grammar_guide.py", "runtime/grammar_worker.py"},
     "pydantic": {"runtime"},
 }
@@ -62,7 +62,7 @@ MACHINE = (  # given their driver
     *("step_inputs", "rank_program", "gpu_rank", "cuda_executor"),
     *("batch_bytes", "shared_ring", "nccl", "rank", "rank_process", "rank_watch", "ranks"),
 )
-DEVICE_LIBRARIES = ("openvino", "torch", "onnx", "tensorrt", "cuda", "fastapi")
+DEVICE_LIBRARIES = ("openvino", "torch", "onnx", "tensorrt", "cuda", "starlette")
 
 
 def _imports(path: Path) -> Iterator[tuple[int, str]]:

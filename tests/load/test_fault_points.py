@@ -11,7 +11,7 @@ import pytest
 
 from ostinato.runtime import answer, answer_completions
 from ostinato.runtime.choice import ChoiceStream
-from ostinato.runtime.detokenizer import Detokenizer
+from ostinato.runtime.detokenizer import ByteDetokenizer
 from ostinato.runtime.grammars import Grammars
 from ostinato.runtime.intake import Intake
 from ostinato.runtime.stream import Stream
@@ -26,8 +26,8 @@ ASKED = [body(1, prompt="abc", stream=True, max_tokens=4), body(2, prompt="de", 
 GUIDED = body(3, prompt="f", max_tokens=8, structured_outputs={"regex": "[a-z]{3}"}, ignore_eos=False)
 POINTS: list[tuple[Any, str, Exception]] = [
     (Tokenizer, "encode", RuntimeError("tokenizer")),
-    (Detokenizer, "push", MemoryError()),
-    (Detokenizer, "finish", RuntimeError("detokenizer")),
+    (ByteDetokenizer, "push", MemoryError()),
+    (ByteDetokenizer, "finish", RuntimeError("detokenizer")),
     (ChoiceStream, "push", RuntimeError("choice")),
     (Intake, "requests", MemoryError()),
     (Grammars, "compile", RuntimeError("grammar")),

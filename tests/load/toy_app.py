@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import time
 from pathlib import Path
 
 from ostinato.engines.errors import BundleError, OstinatoError
+from ostinato.runtime.batch import Batch
 from ostinato.runtime.bridge import Bridge
 from ostinato.runtime.door import Served
 from ostinato.runtime.metrics import Metrics
@@ -14,9 +17,22 @@ from ostinato.runtime.serve_config import ServeConfig
 from ostinato.runtime.serve_limits import ServeLimits
 from ostinato.runtime.server import run
 from ostinato.runtime.server_app import create_app
-from tests.fakes import make_limits
-from tests.load.toy_process import SlowLM, Toy
-from tests.serving import MODEL, make_intake, make_loop, toy_tokenizer
+from tests.fakes import Done, PosLM, make_limits
+from tests.load.toy_process import Toy
+from tests.serving import MODEL, VOCAB_SIZE, make_intake, make_loop, toy_tokenizer
+
+
+class SlowLM(PosLM):
+    """PosLM at a set pace."""
+
+    def __init__(self, toy: Toy) -> None:
+        limits = make_limits(max_rows=toy.max_rows, num_blocks=16 * toy.max_rows)
+        super().__init__(limits, VOCAB_SIZE)
+        self._toy = toy
+
+    def run(self, batch: Batch) -> Done:
+        time.sleep(self._toy.step_seconds)
+        return super().run(batch)
 
 
 def serve_toy(folder: Path, port: int, toy: Toy) -> int:
@@ -44,3 +60,7 @@ def serve_toy(folder: Path, port: int, toy: Toy) -> int:
         print(f"toy: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(serve_toy(Path(sys.argv[1]), int(sys.argv[2]), Toy(**json.loads(sys.argv[3]))))

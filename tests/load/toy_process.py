@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,9 +15,7 @@ from typing import Any
 
 import httpx
 
-from ostinato.runtime.batch import Batch
-from tests.fakes import Done, PosLM, make_limits
-from tests.serving import PATIENCE_SECONDS, VOCAB_SIZE, await_true
+from tests.serving import PATIENCE_SECONDS, await_true
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,19 +30,6 @@ class Toy:
     drain_seconds: float = 30.0
     dies_at: int = 0
     fails_to_load: bool = False
-
-
-class SlowLM(PosLM):
-    """PosLM at a set pace."""
-
-    def __init__(self, toy: Toy) -> None:
-        limits = make_limits(max_rows=toy.max_rows, num_blocks=16 * toy.max_rows)
-        super().__init__(limits, VOCAB_SIZE)
-        self._toy = toy
-
-    def run(self, batch: Batch) -> Done:
-        time.sleep(self._toy.step_seconds)
-        return super().run(batch)
 
 
 @dataclass(frozen=True)
@@ -77,7 +61,7 @@ def toy_process(folder: Path, toy: Toy, *, wait: bool = True, **options: Any) ->
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     log = folder / "server.log"
-    command = [sys.executable, "-m", "tests.load.toy_process", str(folder), str(port), json.dumps(asdict(toy))]
+    command = [sys.executable, "-m", "tests.load.toy_app", str(folder), str(port), json.dumps(asdict(toy))]
     with log.open("wb") as stderr:
         process = subprocess.Popen(command, cwd=ROOT, **{"stderr": stderr} | options)
     served = ToyProcess(f"http://127.0.0.1:{port}", process, log)
@@ -88,13 +72,3 @@ def toy_process(folder: Path, toy: Toy, *, wait: bool = True, **options: Any) ->
     finally:
         process.kill()
         process.wait()
-
-
-def main(folder: Path, port: int, toy: Toy) -> int:
-    from tests.load.toy_app import serve_toy
-
-    return serve_toy(folder, port, toy)
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), Toy(**json.loads(sys.argv[3]))))

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from ostinato.engines.errors import RecipeError
 from ostinato.engines.sizes import Limits
 from ostinato.runtime.request import Request
-from ostinato.runtime.serve_limits import ServeLimits
 from tests.fakes import Desk, make_limits, make_request
 from tests.scheduling import VOCAB, greedy, prompt_of
 
@@ -76,8 +74,3 @@ def test_a_tenant_gets_its_share_of_the_rows_and_others_pass() -> None:
     assert most == 2
     assert {desk.finish(number) for number in (0, 1, 2, 3, 9)} == {"length"}
     desk.check_idle()
-
-
-def test_a_share_of_no_rows_is_refused() -> None:
-    with pytest.raises(RecipeError, match="give 1 or more"):
-        ServeLimits(max_rows_per_tenant=0)

@@ -15,6 +15,7 @@ import pytest
 
 from ostinato.runtime.console_state import KEEP_SECONDS, ConsoleState, engine_json, steps_json
 from ostinato.runtime.engine_view import BLOCK_STATES, MAX_ROWS_SHOWN, EngineView, run_lengths
+from ostinato.runtime.flight import StepTimes
 from ostinato.runtime.latency_series import BIN_SECONDS, NUM_BINS, Latencies, LatencySeries
 from ostinato.runtime.ledger import Ledger
 from ostinato.runtime.metrics import Metrics
@@ -139,7 +140,7 @@ def test_run_lengths_say_every_map() -> None:
 
 def test_steps_by_bucket() -> None:
     steps = [
-        StepRecord(number, 3, tokens, 3, bucket, bucket - tokens, *[0.0] * 8)
+        StepRecord(number, StepTimes(3, tokens, 3, *[0.0] * 8), bucket)
         for number, (tokens, bucket) in enumerate([(3, 4), (4, 4), (7, 8)])
     ]
     assert steps_json(steps) == {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Library
 
-from ostinato.runtime.detokenizer import Detokenizer
+from ostinato.runtime.detokenizer import detokenizer
 from ostinato.runtime.tokenizer import Tokenizer
 from tests.tokenizers import (
     BOS_PIECE,
@@ -50,7 +50,7 @@ def check(tokenizer: Tokenizer, decode: Decode, ids: list[int], rng: random.Rand
     prompt, output = ids[:cut], ids[cut:]
     right = expected(decode, prompt, output, skip)
     for interval in INTERVALS:
-        stream = Detokenizer(tokenizer, prompt, skip)
+        stream = detokenizer(tokenizer, prompt, skip)
         joined = ""
         for start in range(0, len(output), interval):
             joined += stream.push(output[start : start + interval])
@@ -192,14 +192,14 @@ def test_other_decoders_stream_what_they_decode_at_once(tmp_path: Path, kind: st
         if before.endswith(MARK):
             continue  # the mark could be half a character
         for interval in INTERVALS:
-            stream = Detokenizer(tokenizer, ids[:cut], skip)
+            stream = detokenizer(tokenizer, ids[:cut], skip)
             deltas = [stream.push(ids[start : start + interval]) for start in range(cut, len(ids), interval)]
             assert before + "".join(deltas) + stream.finish() == right
 
 
 def test_marks_without_end_are_not_held_without_end(tmp_path: Path) -> None:
     tokenizer = Tokenizer(sentencepiece(tmp_path, [MARK], METASPACE))
-    stream = Detokenizer(tokenizer, [])
+    stream = detokenizer(tokenizer, [])
     shown = "".join(stream.push([FIRST_PIECE]) for _ in range(1000))
     assert len(shown) > 900
     assert shown + stream.finish() == MARK * 1000
@@ -208,7 +208,7 @@ def test_marks_without_end_are_not_held_without_end(tmp_path: Path) -> None:
 def test_no_half_character_is_shown(tmp_path: Path) -> None:
     tokenizer = Tokenizer(byte_level(tmp_path))
     text = EMOJI + "ď"
-    stream = Detokenizer(tokenizer, list(b"x"))
+    stream = detokenizer(tokenizer, list(b"x"))
     deltas = [stream.push([byte]) for byte in text.encode()]
     assert MARK not in "".join(deltas)
     assert "".join(deltas) + stream.finish() == text
@@ -218,11 +218,11 @@ def test_no_half_character_is_shown(tmp_path: Path) -> None:
 def test_a_prompt_that_ends_inside_a_character_stays_hidden(tmp_path: Path) -> None:
     tokenizer = Tokenizer(byte_level(tmp_path))
     prompt = [*b"SECRET ", 240, 159]
-    stream = Detokenizer(tokenizer, prompt)
+    stream = detokenizer(tokenizer, prompt)
     assert [stream.push([byte]) for byte in (0x98, 0x80, 0x21)] == ["", "😀", "!"]
-    never_completed = Detokenizer(tokenizer, prompt)
+    never_completed = detokenizer(tokenizer, prompt)
     assert never_completed.push(list(b"a")) + never_completed.finish() == "a"
-    cut_short = Detokenizer(tokenizer, prompt)
+    cut_short = detokenizer(tokenizer, prompt)
     assert cut_short.push([0x98]) + cut_short.finish() == ""
 
 
@@ -234,7 +234,7 @@ def test_an_unfinished_tail_is_one_mark(tmp_path: Path) -> None:
         (sentencepiece_pair(tmp_path / "pieces")[0], FIRST_BYTE_PIECE),
     ):
         ids = [byte + shift for byte in "€".encode() + b"\xe2\x82"]
-        stream = Detokenizer(tokenizer, [])
+        stream = detokenizer(tokenizer, [])
         assert "".join(stream.push([token_id]) for token_id in ids) == "€"
         assert stream.finish() == MARK
         assert tokenizer.decode(ids) == "€" + MARK
@@ -246,10 +246,10 @@ def test_spaces_of_pieces_survive_every_chunking(tmp_path: Path, interval: int) 
     output = [FIRST_PIECE + PIECES.index(piece) for piece in ("▁", "▁lead", "▁x", "y", "▁", "▁z")]
     a = [FIRST_BYTE_PIECE + ord("a")]
     for prompt, right in (([], " lead xy  z"), (a, "  lead xy  z"), ([BOS_PIECE], " lead xy  z")):
-        stream = Detokenizer(tokenizer, prompt)
+        stream = detokenizer(tokenizer, prompt)
         text = "".join(stream.push(output[start : start + interval]) for start in range(0, len(output), interval))
         assert text + stream.finish() == right
         assert library.decode(prompt + output) == ("a" if prompt == a else "") + right
     tagged = [FIRST_PIECE + PIECES.index(piece) for piece in ("<tag>", "▁word")]
-    stream = Detokenizer(tokenizer, [], skip_special_tokens=False)
+    stream = detokenizer(tokenizer, [], skip_special_tokens=False)
     assert stream.push(tagged[:1]) + stream.push(tagged[1:]) == "<tag> word"

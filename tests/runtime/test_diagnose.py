@@ -163,6 +163,68 @@ def test_whatever_takes_most_is_named(group: Group) -> None:
     assert group.change in found.sentence
 
 
+def http(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n", b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{", http(b"ok"), http(b"[]"),
+        http(b'{"requests":3}'), http(b'{"requests":[3]}'), http(b'{"requests":[{"id":"x"}]}'),
+        http(b'{"requests":[{"choices":1}]}'), http(b'{"requests":[{"choices":1,"spans_ms":3}]}'),
+    ],
+)  # fmt: skip
+def test_what_is_no_server_of_ours_is_named(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(2**16)
+                connection.sendall(answer)
+
+        served = pool.submit(serve)
+        with pytest.raises(OstinatoError, match="no server of ours"):
+            read_calls("http://{}:{}".format(*listener.getsockname()), 1)
+        served.result()
+
+
+def test_a_key_goes_nowhere_else_than_to_the_server_that_was_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as other:
+        with ThreadPoolExecutor(1) as pool:
+
+            def serve() -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(2**16)
+                    place = "http://{}:{}/".format(*other.getsockname()).encode()
+                    connection.sendall(b"HTTP/1.1 302 Found\r\ncontent-length: 0\r\nlocation: %b\r\n\r\n" % place)
+
+            served = pool.submit(serve)
+            with pytest.raises(OstinatoError, match="answered 302"):
+                read_calls("http://{}:{}".format(*listener.getsockname()), 1, "canary-key-0123456789")
+            served.result()
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.accept()
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:x", "http://[::1", "http://127.0.0.1:1/\n", "127.0.0.1:1"])
+def test_addresses_that_are_none_are_refused(url: str) -> None:
+    with pytest.raises(OstinatoError, match="metrics port"):
+        read_calls(url, 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "key", "complaint"), [(0, None, "-n is 0"), (1, "canary\n", "the key has characters")]
+)
+def test_options_that_no_server_takes_are_refused(count: int, key: str | None, complaint: str) -> None:
+    with pytest.raises(OstinatoError, match=complaint) as refused:
+        read_calls("http://127.0.0.1:9", count, key)
+    assert "canary" not in str(refused.value)
+
+
 def test_what_can_not_be_read_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(OstinatoError, match="give its metrics port"):
         read_calls("http://127.0.0.1:9", 1)

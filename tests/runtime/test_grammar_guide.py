@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from decimal import Decimal
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 from ostinato.engines.errors import RequestError
 from ostinato.runtime.grammar_guide import Grammar
 from ostinato.runtime.grammar_spec import GrammarSpec
-from tests.grammars import ENDS, VOCAB_SIZE, Bench, allowed, anything, bench, follow, parsed, schema_spec
-from tests.tokenizers import EOS, EOT
+from tests.grammars import ENDS, VOCAB_SIZE, Bench, allowed, anything, bench, endings, follow, parsed, schema_spec
+from tests.tokenizers import EOS, EOT, SYS
 
 A1 = {"const": {"a": 1}}
 SPECS = {
@@ -42,6 +44,49 @@ def _accepts(grammar: Grammar, history: list[int], token_id: int) -> bool:
     except RequestError:
         return False
     return True
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('{"a":1,"b":"x"}', True),
+        ('{"a":"x"}', False),
+        (r'{"\u0061":"x"}', False),  # a once more, spelled in another way
+        (r'{"b":"x","\u0061b":1}', False),
+        ('{"b\\n":"x"}', True),
+        ('{"n_1":1}', False),
+        (r'{"\u006e_1":1}', False),
+    ],
+)
+def test_a_listed_name_can_not_come_in_disguise(grammars: Bench, text: str, fits: bool) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "patternProperties": {"^n_": {"type": "null"}},
+        "additionalProperties": {"type": "string"},
+    }
+    assert grammars.accepts(grammars.of_schema(schema), text) is fits
+
+
+@pytest.mark.parametrize(
+    ("day", "exists"),
+    [
+        ("2024-02-29", True), ("2023-02-29", False), ("2000-02-29", True), ("1900-02-29", False), ("2024-04-31", False),
+        ("0000-01-01", False), ("0001-12-31", True), ("1996-02-29", True), ("2022-02-28", True), ("2024-02-30", False),
+    ],
+)  # fmt: skip
+def test_dates_are_days_that_there_were(grammars: Bench, day: str, exists: bool) -> None:
+    for name, text in (("date", day), ("date-time", f"{day}T10:20:30Z")):
+        assert grammars.accepts(grammars.of_schema({"type": "string", "format": name}), f'"{text}"') is exists
+
+
+@pytest.mark.parametrize("number", [2**53, -(2**53), 123456789012345, 0.1, 1e20, 1234567.12345678, 5e-7])
+def test_numbers_that_are_let_through_are_kept_exactly(grammars: Bench, number: float) -> None:
+    grammar = grammars.of_schema({"const": number})
+    written = format(Decimal(repr(number)), "f")
+    assert grammars.accepts(grammar, written)
+    assert not grammars.accepts(grammar, written + ("1" if "." in written else ".1"))
+    assert not grammars.accepts(grammar, written[:-1] + chr(ord(written[-1]) ^ 1))
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -114,7 +159,7 @@ def test_guides_of_one_grammar_do_not_share_their_place(grammars: Bench) -> None
         ('"' + "😀" * 12 + '"', True),  # two UTF-16 units, one character
         ('"' + "😀" * 13 + '"', False),
         ('"\x01"', False),
-        (r'"\u0001"', True),
+        (r'"\u0041"', False),  # a second way to spell it
         (r'"\ud83d"', False),  # half a pair
         ('"a', False),
     ],
@@ -169,8 +214,39 @@ def test_a_regex_is_of_the_whole_output_and_slashes_are_its_own(grammars: Bench)
 
 
 def test_choices_are_taken_literally(grammars: Bench) -> None:
-    texts = ["yes", 'a "quoted" \\ one', "é\n😀", "start: [x]*", "/re/", "ye"]
+    texts = ["yes", 'a "quoted" \\ one', "é\n😀", "start: [x]*", "/re/", "ye", "\x7f\x00"]
     grammar = grammars.compile(GrammarSpec("choice", json.dumps(texts)))
     assert [text for text in texts if not grammars.accepts(grammar, text)] == []
     assert not grammars.accepts(grammar, "y")
     assert not grammars.accepts(grammar, "yesye")
+
+
+@pytest.mark.parametrize(
+    ("rules", "fits", "misfits"),
+    [
+        ('?start: sum\n?sum: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]+/\n', "1+2", "1+"),
+        ('x: "a" | "::= b"\nstart: x x\n', "a::= b", "ab"),
+        ('root ::= item+ "."\nitem ::= [a-c]\n', "abc.", "abc"),
+        ('  root::="x" | "start: y"', "start: y", "y"),
+    ],
+)
+def test_rules_are_read_in_the_form_that_they_have(grammars: Bench, rules: str, fits: str, misfits: str) -> None:
+    grammar = grammars.compile(GrammarSpec("ebnf", rules))
+    assert grammars.accepts(grammar, fits)
+    assert not grammars.accepts(grammar, misfits)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ['{"const": "a<eot>b"}', '{"enum": ["<sys>", "<sys>x"]}', '{"properties": {"<eot>": {}}, "required": ["<eot>"]}'],
+)
+def test_text_that_names_a_special_token_is_spelled(grammars: Bench, source: str) -> None:
+    grammar = grammars.compile(GrammarSpec("json_schema", source))
+    rng = random.Random(5)
+    for jumps in (False, True):
+        for _ in range(6):
+            output = follow(grammar.start(jumps=jumps), endings, rng)
+            if output is None:
+                continue
+            assert set(output[:-1]).isdisjoint({EOS, EOT, SYS})
+            assert Draft202012Validator(json.loads(source)).is_valid(parsed(grammars.text(output)))

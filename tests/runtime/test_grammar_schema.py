@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from ostinato.engines.errors import RequestError
+from ostinato.runtime.grammar_form import compilable
 from ostinato.runtime.grammar_regex import json_pattern, shortest_text
-from ostinato.runtime.grammar_schema import check_schema, compilable
+from ostinato.runtime.grammar_schema import check_schema
 from ostinato.runtime.serve_limits import ServeLimits
 from tests.schemas import FEATURES
 
 _UNSERVED = (
     "if", "then", "else", "not", "contains", "minContains", "maxContains", "uniqueItems", "dependentRequired",
     "dependentSchemas", "dependencies", "propertyNames", "unevaluatedProperties", "unevaluatedItems", "additionalItems",
-    "nullable", "discriminator", "contentEncoding", "$anchor", "$dynamicRef", "$recursiveRef", "$vocabulary",
+    "nullable", "contentEncoding", "$anchor", "$dynamicRef", "$recursiveRef", "$vocabulary",
     "x-guidance", "strnig",
 )  # fmt: skip
 
@@ -54,6 +55,10 @@ def test_a_property_may_have_any_name() -> None:
         {"properties": []},
         {"minimum": "5"},
         {"exclusiveMinimum": True, "minimum": 3},
+        {"minimum": 2**53 + 1},
+        {"maximum": 0.1 + 0.2},
+        {"enum": ["x", {"a": [12345678901234567]}]},
+        {"uniqueItems": 0},
         {"maxLength": -1},
         {"minItems": 1.0},
         {"required": "a"},

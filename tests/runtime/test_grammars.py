@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_a_schema_that_can_not_be_kept_is_refused_with_its_field(grammars: Bench
     [
         ("regex", "("), ("regex", ""), ("regex", "a" * 4097), ("choice", "[]"), ("choice", '["a", 1]'),
         ("choice", '"a"'), ("ebnf", "start: missing"), ("ebnf", "root ::= missing"), ("ebnf", ""),
-        ("ebnf", '%llguidance {}\nstart: "a"'),
+        ("ebnf", '%llguidance {}\nstart: "a"'), ("ebnf", "start: x\nx[temperature=0.5]: /a/"), ("regex", "[a&&b]"),
     ],
 )  # fmt: skip
 def test_other_kinds_are_refused_with_their_field(grammars: Bench, kind: str, source: str) -> None:
@@ -133,6 +134,35 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
         with pytest.raises(TrialError):
             trial.run(source_of(GrammarSpec("regex", "a"), PATIENT))
         assert trial.is_spent
+
+
+def test_a_worker_that_is_killed_while_it_waits_is_nobodys_refusal(tmp_path: Path) -> None:
+    with bench(tmp_path) as made:
+        made.compile(GrammarSpec("regex", "a"))
+        (idle,) = made.grammars._idle.queue
+        idle._process.kill()
+        idle._process.wait()
+        assert made.compile(GrammarSpec("regex", "b")).num_bytes
+        (other,) = made.grammars._idle.queue
+        assert other is not idle
+
+
+def test_a_worker_imports_nothing_from_the_folder_it_starts_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    with bench(tmp_path) as made:
+        assert made.compile(GrammarSpec("regex", "a")).num_bytes
+
+
+def test_a_worker_without_its_server_ends_whatever_it_does(tmp_path: Path) -> None:
+    limits = ServeLimits(compile_seconds=0.1, compile_bytes=4096 * MIB)
+    with bench(tmp_path) as made:
+        process = Trial(made.grammars._setup(), limits)._process
+        assert process.stdin is not None
+        source = source_of(BOMBS["a large prime"], PATIENT)
+        process.stdin.write(json.dumps(source._asdict()).encode() + b"\n")
+        process.stdin.close()  # as when the server is killed
+        assert process.wait(120) == -signal.SIGXCPU
 
 
 def test_what_is_kept_stays_within_its_bound_and_the_oldest_leaves(tmp_path: Path) -> None:

@@ -120,6 +120,15 @@ def test_json_is_as_deep_as_allowed(strict: Running) -> None:
         assert complaint in reply.error()["message"]
 
 
+@pytest.mark.parametrize(("extra", "code"), [(0, "invalid_value"), (1, "invalid_json")])
+def test_json_has_as_many_objects_as_allowed(running: Running, extra: int, code: str) -> None:
+    """Below the bound the number of messages is told."""
+    messages = b",".join([b'{"role":"user","content":"{"}'] * (32 * 1024 - 1 + extra))
+    reply = exchange(running.url, post("/v1/chat/completions", b'{"model":"toy","messages":[%b]}' % messages))
+    assert reply is not None
+    assert (reply.status, reply.error()["code"]) == (400, code)
+
+
 def test_a_head_that_comes_too_slowly_is_timed_out(strict: Running) -> None:
     with connect(strict.url) as silent, connect(strict.url) as slow:
         send(slow, b"GET /health HT")
@@ -163,6 +172,7 @@ def test_bodies_on_their_way_may_take_so_much_together(tmp_path: Path) -> None:
             reply = read_reply(third)
             assert reply is not None
             assert (reply.status, reply.error()["code"], "retry-after" in reply.headers) == (503, "bodies_busy", True)
+            assert 'ostinato:admission_rejections_total{reason="bodies_busy"} 1.0' in server.metrics()
             assert complete(client, max_tokens=1).status_code == 200  # there is room for small ones
             second.close()
             await_true(lambda: server.door.num_arriving_bytes == 1400, "a body that ended early counts on")

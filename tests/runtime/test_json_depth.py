@@ -1,4 +1,4 @@
-"""The depth of JSON against a parser that counts it."""
+"""The depth of JSON and its objects against a parser that counts them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ostinato.engines.errors import RequestError
-from ostinato.runtime.json_depth import check_depth
+from ostinato.runtime.json_depth import check_shape
 
 
 def depth_of(value: Any) -> int:
@@ -21,9 +21,16 @@ def depth_of(value: Any) -> int:
     return 0
 
 
-def is_refused(raw: bytes, max_depth: int) -> bool:
+def num_objects_of(value: Any) -> int:
+    """By walking what was parsed."""
+    if isinstance(value, dict):
+        return 1 + sum(map(num_objects_of, value.values()))
+    return sum(map(num_objects_of, value)) if isinstance(value, list) else 0
+
+
+def is_refused(raw: bytes, max_depth: int, max_objects: int = 2**40) -> bool:
     try:
-        check_depth(raw, max_depth)
+        check_shape(raw, max_depth, max_objects)
     except RequestError as error:
         return error.code == "invalid_json"
     return False
@@ -47,6 +54,9 @@ def test_depth_is_what_a_parser_finds() -> None:
         depth = depth_of(value)
         assert not is_refused(raw, depth)
         assert depth == 0 or is_refused(raw, depth - 1)
+        num_objects = num_objects_of(value)
+        assert not is_refused(raw, depth, num_objects)
+        assert num_objects == 0 or is_refused(raw, depth, num_objects - 1)
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"a":['])
@@ -59,5 +69,5 @@ def test_deep_ones_are_refused_whether_or_not_they_end(opening: bytes) -> None:
 
 
 def test_a_wide_one_is_not_deep() -> None:
-    check_depth(b"[" + b"[]," * 2**20 + b"[]]", 2)
-    check_depth(json.dumps("[" * 10_000).encode(), 0 + 1)
+    check_shape(b"[" + b"[]," * 2**20 + b"[]]", 2, 0)
+    check_shape(json.dumps("[{" * 10_000).encode(), 0 + 1, 0)

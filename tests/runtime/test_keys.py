@@ -99,6 +99,7 @@ def test_salts_are_of_one_length_secret_and_a_tenants_own() -> None:
         ("keys.toml", "secret-canary", "is not TOML"),
         ("keys.toml", "[keys]\nalice = 'secret-canary'", "other things than"),
         ("keys.toml", "[[keys]]\nname = 'a'\nkye = 'secret-canary-0123456789'", "has kye"),
+        ("keys.toml", "keys = ['secret-canary-0123456789']", "key 1, is no table"),
         ("keys.toml", "[[keys]]\nname = 'a'", "needs either key or sha256"),
         ("keys.toml", "[[keys]]\nname = 'a'\nsha256 = 'secret-canary'", "64 digits"),
         ("keys.toml", "[[keys]]\nname = 'a'\nkey = 'secret-canary-0123456789'\nmax_concurrent = 0", "give 1 or more"),

@@ -15,6 +15,7 @@ from ostinato.runtime.request import Request, SamplingParams
 from ostinato.runtime.row_sets import RowSets
 from ostinato.runtime.sampling import SamplingPacker
 from tests.fakes import make_limits, make_request
+from tests.guides import Endless
 
 VOCAB = 70
 LIMITS = make_limits()
@@ -160,7 +161,7 @@ def test_scored_positions_are_forced_to_the_prompt() -> None:
     assert packer.pack(_last(request)).allowed is None
 
 
-class _Odd:
+class _Odd(Endless):
     """Allows odd tokens only, or fails."""
 
     def __init__(self, *, is_broken: bool = False) -> None:
@@ -172,11 +173,6 @@ class _Odd:
         words.view(np.uint32)[:] = 0xAAAAAAAA
 
     def accept(self, token_id: int) -> None: ...
-
-    def forced(self) -> tuple[int, ...]:
-        return ()
-
-    has_ended = False
 
 
 def test_a_guide_is_asked_for_its_own_line_and_min_tokens_hold_beside_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
+from ostinato.runtime.answer_completions import CompletionWriter
+from ostinato.runtime.stream import Stream
 from tests.http_calls import CHAT_FRAME, LIMITS, chat, complete, error_of, payloads
 from tests.serving import TapeLM, serving
 
@@ -138,3 +141,17 @@ def test_best_of_answers_the_likeliest_of_many(client: httpx.Client) -> None:
     bare = complete(client, n=2, best_of=5, **options).json()["choices"]
     assert [choice["text"] for choice in bare] == [choice["text"] for choice in best["choices"]]
     assert all(choice["logprobs"] is None for choice in bare)
+
+
+def test_a_long_answer_is_written_beside_the_streams(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, whole = [], CompletionWriter.whole
+
+    def watched(writer: CompletionWriter, stream: Stream) -> bytes:
+        threads.append(threading.current_thread().name)
+        return whole(writer, stream)
+
+    monkeypatch.setattr(CompletionWriter, "whole", watched)
+    for n in (1, 8):
+        reply = complete(client, prompt="x" * 100, echo=True, logprobs=5, max_tokens=1, n=n, seed=1)
+        assert [len(choice["logprobs"]["tokens"]) for choice in reply.json()["choices"]] == [101] * n
+    assert threads[0] == "server" != threads[1]

@@ -80,6 +80,12 @@ def test_a_second_ctrl_c_cuts_what_runs(tmp_path: Path, stream: bool) -> None:
         await_true(lambda: not server.loop.is_alive, "the loop goes on")
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".example"])
+def test_a_host_that_is_no_name_is_refused(host: str) -> None:
+    with pytest.raises(OstinatoError, match="give another --host or --port"):
+        Server(create_app(lambda: None, ServeConfig(host=host, port=0)))  # type: ignore[arg-type, return-value]
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_an_address_that_can_not_be_had_is_refused_before_anything_is_loaded(host: str) -> None:
     loaded = threading.Event()

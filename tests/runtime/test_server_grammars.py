@@ -13,10 +13,12 @@ import httpx
 import pytest
 
 from ostinato.runtime.grammar_guide import GrammarGuide
+from ostinato.runtime.grammar_source import Source
+from ostinato.runtime.grammar_trial import Trial, Tried
 from tests.fakes import PosLM
 from tests.grammars import PATIENT, LateLM
 from tests.http_calls import LIMITS, chat, complete, error_of, payloads
-from tests.serving import ANY_PORTS, MODEL, VOCAB_SIZE, GatedLM, Running, serving
+from tests.serving import ANY_PORTS, MODEL, PATIENCE_SECONDS, VOCAB_SIZE, GatedLM, Running, await_true, serving
 
 CONFIG = replace(ANY_PORTS, limits=PATIENT)
 PERSON = {
@@ -150,8 +152,16 @@ def test_a_guide_that_fails_ends_its_request_alone(
     server.await_idle()
 
 
-def test_others_go_on_while_a_bomb_is_tried_out(tmp_path: Path) -> None:
-    """The stream's every step waits for a permit; permits come only while the bomb is not answered."""
+def test_others_go_on_while_a_grammar_is_tried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial ends only when a stream beside it has moved on."""
+    has_moved = threading.Event()
+    run = Trial.run
+
+    def slow(trial: Trial, source: Source) -> Tried:
+        assert has_moved.wait(PATIENCE_SECONDS), "the stream stood still"
+        return run(trial, source)
+
+    monkeypatch.setattr(Trial, "run", slow)
     gated = GatedLM(PosLM(LIMITS, VOCAB_SIZE))
     bomb = {"type": "integer", "multipleOf": 999_983}
     answers: list[httpx.Response] = []
@@ -166,15 +176,24 @@ def test_others_go_on_while_a_bomb_is_tried_out(tmp_path: Path) -> None:
             lines = stream.iter_lines()
             thrower = threading.Thread(target=throw)
             thrower.start()
+            gated.permit(20)
             seen = 0
-            while seen < 20 and not answers:
-                gated.permit()
-                if next(lines).startswith("data: {"):
-                    seen += 1
+            while seen < 5:
+                seen += next(lines).startswith("data: {")
+            assert not answers
+            has_moved.set()
+            thrower.join()
             gated.permit(100)
             assert sum(line.startswith("data: {") for line in lines) + seen >= 30
-            thrower.join()
         error = error_of(answers[0], 400)
         assert (error["param"], error["code"]) == ("response_format", "unsupported_schema")
-        assert seen >= 1
         running.await_idle()
+
+
+def test_a_worker_may_start_before_anybody_asks(tmp_path: Path) -> None:
+    with serving(tmp_path, LIMITS, PosLM(LIMITS, VOCAB_SIZE), config=CONFIG) as running, running.client() as client:
+        grammars = running.bridge.grammars
+        grammars.warm()
+        await_true(lambda: grammars.num_idle == 1, "no worker came")
+        assert complete(client, structured_outputs={"choice": ["yes"]}, max_tokens=9).status_code == 200
+        await_true(lambda: grammars.num_idle == 1, "the worker did not come back")

@@ -21,6 +21,7 @@ from ostinato.runtime.plan import Plan
 from ostinato.runtime.request import Event, Request, SamplingParams
 from ostinato.runtime.scheduler import Scheduler
 from tests.fakes import make_limits, make_request
+from tests.guides import Endless
 from tests.overlap_fakes import overlap_rules
 from tests.scale import scaled
 from tests.scheduling import Turns
@@ -31,7 +32,7 @@ NUM_STEPS = scaled(1200, 20_000)
 PROGRESS = ("status", "tokens", "blocks", "num_computed", "num_planned", "num_in_flight", "pending_line", "num_cached")
 
 
-class AnyToken:
+class AnyToken(Endless):
     """A guide that allows all and counts what it took."""
 
     def __init__(self) -> None:
@@ -42,13 +43,6 @@ class AnyToken:
 
     def accept(self, token_id: int) -> None:
         self.accepted.append(token_id)
-
-    def forced(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def has_ended(self) -> bool:
-        return False
 
 
 class Side:

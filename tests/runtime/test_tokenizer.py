@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ostinato.engines.errors import BundleError, RequestError
-from ostinato.runtime.chat_template import MAX_PROMPT_CHARS, ChatTemplate
+from ostinato.runtime.chat_template import ChatTemplate
+from ostinato.runtime.template_sandbox import MAX_TEXT_CHARS
 from ostinato.runtime.tokenizer import Tokenizer, TokenText
 from tests.tokenizers import BOS_PIECE, EOS, EOT, FIRST_BYTE_PIECE, FIRST_PIECE, byte_level, sentencepiece, smollm2
 
@@ -89,7 +90,7 @@ def test_templates_render_as_in_transformers(tools: list[dict[str, Any]] | None)
         ("{{ messages.append(1) }}", "SecurityError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{% for i in range(10000000) %}{% endfor %}", "OverflowError"),
-        ("{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}", str(MAX_PROMPT_CHARS)),
+        ("{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}", str(MAX_TEXT_CHARS)),
     ],
 )
 def test_a_failing_template_is_a_request_error(tmp_path: Path, template: str, said: str) -> None:

@@ -68,14 +68,20 @@ class Speaker:
         self.takes_many = style is not LLAMA3  # its template refuses two calls in a turn
         self.create: Any = self.client.chat.completions.create
 
+    def say(self, said: str) -> None:
+        """A row that a stop string cut short may be in a step yet: it must not be the one that says this."""
+        self.server.await_idle()
+        self.model.say(said)
+
     def ask(self, said: str, **fields: Any) -> dict[str, Any]:
         """The answer, the same whole and as a stream."""
         fields = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "temperature": 0, "max_tokens": 400} | fields
-        self.model.say(said)
+        self.say(said)
         whole: dict[str, Any] = self.create(**fields).model_dump()
-        self.model.say(said)
+        self.say(said)
         stream = self.create(**fields, stream=True, stream_options={"include_usage": True})
         together = gathered([chunk.model_dump() for chunk in stream], len(whole["choices"]))
+        self.server.await_idle()
         assert together["usage"] | {"prompt_tokens_details": None} == whole["usage"] | {"prompt_tokens_details": None}
         for mine, other in zip(together["choices"], whole["choices"], strict=True):
             assert without_ids(mine) == without_ids({name: other[name] for name in mine})
@@ -206,6 +212,10 @@ def test_a_cut_call_is_told_as_far_as_it_came(speaker: Speaker) -> None:
     choice = speaker.ask(call, max_tokens=cut)["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": ARGUMENTS[:5]}
+    choice = speaker.ask(call, stop=["days"])["choices"][0]
+    whole = ARGUMENTS[: ARGUMENTS.index("days")]
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": whole}
+    assert choice["finish_reason"] == "stop", "nobody can make this call"
     choice = speaker.ask(call, max_tokens=12)["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("length", call[:12])
 

@@ -39,15 +39,15 @@ def refused(make: Any, **fields: Any) -> RequestError:
 
 
 def check_whole(body: ChatBody | CompletionBody) -> None:
-    check_stream(body)
+    check_stream(body.stream, body.stream_options)
     if isinstance(body, CompletionBody):
         check_limits(body.params(LIMITS), len(body.prompts(LIMITS)), LIMITS)
     else:
-        check_limits(body.params(), 1, LIMITS)
+        check_limits(body.params(LIMITS), 1, LIMITS)
 
 
 def test_defaults_are_openais() -> None:
-    assert chat().params() == SamplingParams(temperature=1.0, top_p=1.0, n=1, max_tokens=None)
+    assert chat().params(LIMITS) == SamplingParams(temperature=1.0, top_p=1.0, n=1, max_tokens=None)
     assert completion().params(LIMITS) == SamplingParams(max_tokens=16)
 
 
@@ -61,21 +61,21 @@ def test_every_sampling_field_arrives() -> None:
     expected = SamplingParams(
         **fields, stop=("a", "b"), stop_token_ids=(1, 2), logit_bias=((5, -1.5), (0, 2.0)), max_tokens=9
     )
-    assert chat(**fields, **lists, max_tokens=9).params() == expected
+    assert chat(**fields, **lists, max_tokens=9).params(LIMITS) == expected
     assert completion(**fields, **lists, max_tokens=9).params(LIMITS) == expected
     assert chat(cache_salt="s", priority=-1, user="u").cache_salt == "s"
 
 
 def test_null_means_unset() -> None:
     nulls = dict.fromkeys([*ChatBody.model_fields, *UNSERVED])
-    assert chat(**(nulls | CHAT)).params() == SamplingParams()
+    assert chat(**(nulls | CHAT)).params(LIMITS) == SamplingParams()
 
 
 @pytest.mark.parametrize(
     ("stop", "expected"), [(None, ()), ([], ()), ("a", ("a",)), (["a"], ("a",)), (["a", "b", "c", "d"], (*"abcd",))]
 )
 def test_stop_forms(stop: object, expected: tuple[str, ...]) -> None:
-    assert chat(stop=stop).params().stop == expected
+    assert chat(stop=stop).params(LIMITS).stop == expected
     assert completion(stop=stop).params(LIMITS).stop == expected
 
 
@@ -228,14 +228,14 @@ def test_messages_that_are_refused(messages: object) -> None:
 
 
 def test_chat_caps_and_logprobs() -> None:
-    assert chat(max_completion_tokens=5).params().max_tokens == 5
-    assert chat(max_completion_tokens=5, max_tokens=5).params().max_tokens == 5
+    assert chat(max_completion_tokens=5).params(LIMITS).max_tokens == 5
+    assert chat(max_completion_tokens=5, max_tokens=5).params(LIMITS).max_tokens == 5
     assert refused(chat, max_completion_tokens=5, max_tokens=6).param == "max_completion_tokens"
     assert refused(chat, max_completion_tokens=0).param == "max_completion_tokens"
     assert refused(chat, max_tokens=0).param == "max_tokens"
-    assert chat(logprobs=False).params().logprobs is None
-    assert chat(logprobs=True).params().logprobs == 0
-    assert chat(logprobs=True, top_logprobs=20).params().logprobs == 20
+    assert chat(logprobs=False).params(LIMITS).logprobs is None
+    assert chat(logprobs=True).params(LIMITS).logprobs == 0
+    assert chat(logprobs=True, top_logprobs=20).params(LIMITS).logprobs == 20
     for fields in ({"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 21}, {"logprobs": True, "top_logprobs": -1}):
         assert refused(chat, **fields).param == "top_logprobs"
     assert refused(chat, logprobs=1).param == "logprobs"

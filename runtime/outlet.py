@@ -1,0 +1,41 @@
+"""The connection under an answer: parts go out without an await, and who hangs up is known (lines run per delta)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+OUTLET = "outlet"  # in the state of an ASGI scope
+
+
+class Outlet:
+    """One request's. `leavers` are the connection's: what to do when it is lost."""
+
+    def __init__(self, cycle: RequestResponseCycle, leavers: set[Callable[[], None]]) -> None:
+        self.transport: asyncio.Transport = cycle.transport
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._leavers = leavers
+
+    @contextmanager
+    def watched(self, leave: Callable[[], None]) -> Iterator[None]:
+        """Inside, `leave` is called if the connection is lost, or was before."""
+        if self.transport.is_closing():
+            leave()
+        self._leavers.add(leave)
+        try:
+            yield
+        finally:
+            self._leavers.discard(leave)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a part of a body that has begun can go out now: its reader keeps up, and is there."""
+        return not self._flow.write_paused and self._cycle.chunked_encoding is True and not self.transport.is_closing()
+
+    def write(self, part: bytes) -> None:
+        """Write a part, which is not empty, while `is_open`: what uvicorn's `send` makes of it."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
