@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .assignment import assign
 from .errors import RecipeError
 from .io_table import QUANTIZED_CACHES
 from .shards import ONE_RANK, Shards
@@ -125,7 +126,7 @@ def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     except ValueError as error:  # of TOML, or of UTF-8
         raise RecipeError(f"{path} is not TOML ({error}): correct it") from None
     for override in overrides:
-        _override(table, override)
+        assign(table, override)
     table.setdefault("name", path.stem)
     checkpoint = table.get("checkpoint")
     # Files are relative to the recipe, not to the caller.
@@ -215,22 +216,6 @@ def _limits_from_table(table: Mapping[str, Any]) -> Limits:
 
 def _up_to(defaults: tuple[int, ...], top: int) -> list[int]:
     return [bucket for bucket in defaults if bucket < top] + [top]
-
-
-def _override(table: dict[str, Any], override: str) -> None:
-    key, sign, text = override.partition("=")
-    if not sign or not key:
-        raise RecipeError(f"--set {override!r} has no value: write --set key=value")
-    try:
-        value: Any = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
-    *tables, last = key.split(".")
-    for name in tables:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
-            raise RecipeError(f"--set {key}: {name} is not a table")
-    table[last] = value
 
 
 def _refuse_unknown(what: str, found: set[str], known: set[str]) -> None:

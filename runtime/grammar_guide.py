@@ -13,7 +13,7 @@ import numpy as np
 from ostinato.engines.errors import RequestError
 from ostinato.plugins.sampling_rows import I32
 
-MAX_SHOWN_CHARS = 200
+_MAX_SHOWN_CHARS = 200
 _SPECIAL = re.compile(rb"\xff\[(\d+)\]")  # how a special token stands among forced bytes
 
 
@@ -99,7 +99,7 @@ class GrammarGuide:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            reason = self._matcher.get_error().partition("\n")[0][:MAX_SHOWN_CHARS]
+            reason = self._matcher.get_error().partition("\n")[0][:_MAX_SHOWN_CHARS]
             raise RequestError(f"the grammar can't be followed any further: {reason}")
 
 

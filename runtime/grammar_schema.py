@@ -16,7 +16,7 @@ from .serve_limits import ServeLimits
 
 CODE = "unsupported_schema"
 MAX_FORCED_CHARS = 8192  # that a schema or regex may demand in one piece: they are followed in one step
-MAX_SHOWN_CHARS = 64
+_MAX_SHOWN_CHARS = 64
 
 ONE = ("items", "additionalProperties")  # a schema
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")  # of schemas
@@ -81,9 +81,9 @@ class _Check:
             raise self._fault(place, f"it is nested deeper than {self._limits.max_schema_depth} schemas")
         yield place, node
         for name, value in node.items():
-            here = f"{place}/{name[:MAX_SHOWN_CHARS]}"
+            here = f"{place}/{name[:_MAX_SHOWN_CHARS]}"
             if name not in KNOWN:
-                raise self._fault(here, f"the keyword {name[:MAX_SHOWN_CHARS]!r} is not supported")
+                raise self._fault(here, f"the keyword {name[:_MAX_SHOWN_CHARS]!r} is not supported")
             for at, inner in self._inner(name, value, here):
                 yield from self._nodes(inner, f"{here}{at}", depth + 1)
 
@@ -98,7 +98,7 @@ class _Check:
         elif name in TABLES:
             if not isinstance(value, dict):
                 raise self._fault(here, "give an object of schemas")
-            yield from ((f"/{key[:MAX_SHOWN_CHARS]}", inner) for key, inner in value.items())
+            yield from ((f"/{key[:_MAX_SHOWN_CHARS]}", inner) for key, inner in value.items())
 
     def _keywords(self, node: Schema, place: str) -> None:
         if node.get("uniqueItems", False) is not False:

@@ -44,7 +44,7 @@ def _serve() -> None:
     special_ids = frozenset(setup["special_ids"])
     try:
         tokenizer = llguidance.LLTokenizer(setup["tokenizer"], n_vocab=setup["vocab_size"], eos_token=setup["eos_ids"])
-        _heap_bytes()
+        _heap_bytes()  # what it loads is not of a grammar
     except Exception as error:
         _answer({"error": str(error)})
         return

@@ -29,7 +29,7 @@ from .tokenizer import Tokenizer
 
 NUM_WORKERS = 2
 MAX_PENDING = 16  # new grammars at once
-MAX_SHOWN_CHARS = 300
+_MAX_SHOWN_CHARS = 300
 MIN_BYTES = 4096  # of a kept grammar, its books included
 
 logger = logging.getLogger(__name__)
@@ -169,4 +169,4 @@ def _shown(message: str) -> str:
     if "NoExtensionBias" in message:
         return "no text fits it"
     line = " ".join(message.replace("<non-verbose/>", "").split())
-    return line if len(line) <= MAX_SHOWN_CHARS else line[:MAX_SHOWN_CHARS] + "…"
+    return line if len(line) <= _MAX_SHOWN_CHARS else line[:_MAX_SHOWN_CHARS] + "…"

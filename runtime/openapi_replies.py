@@ -55,35 +55,32 @@ _LISTS = obj(
 )
 TIMINGS: dict[str, Schema] = {"timings": {"type": "object"}}  # where they were asked for
 
-COMPLETION = obj(
+
+def _answer(kind: str, choice: Schema, optional: dict[str, Schema], /, **fields: Schema) -> Schema:
+    """What completions and chats have in common, whole or as one of a stream's chunks."""
+    return obj(optional, id=TEXT, object=one_of(kind), created=COUNT, model=TEXT, choices=array(choice), **fields)
+
+
+COMPLETION = _answer(
+    "text_completion",
+    obj(index=COUNT, text=TEXT, logprobs=nullable(_LISTS), finish_reason=one_of("stop", "length")),
     TIMINGS,
-    id=TEXT,
-    object=one_of("text_completion"),
-    created=COUNT,
-    model=TEXT,
-    choices=array(
-        obj(index=COUNT, text=TEXT, logprobs=nullable(_LISTS), finish_reason=one_of("stop", "length")),
-    ),
     usage=USAGE,
 )
 
 _CALL = obj(id=TEXT, type=one_of("function"), function=obj(name=TEXT, arguments=TEXT))
-CHAT = obj(
-    TIMINGS,
-    id=TEXT,
-    object=one_of("chat.completion"),
-    created=COUNT,
-    model=TEXT,
-    choices=array(
-        obj(
-            index=COUNT,
-            message=obj(
-                {"tool_calls": array(_CALL)}, role=one_of("assistant"), content=nullable(TEXT), refusal=nullable(TEXT)
-            ),
-            logprobs=nullable(obj(content=array(_ENTRY), refusal={"type": "null"})),
-            finish_reason=one_of("stop", "length", "tool_calls"),
-        )
+_CHAT_LOGPROBS = obj(content=array(_ENTRY), refusal={"type": "null"})
+CHAT = _answer(
+    "chat.completion",
+    obj(
+        index=COUNT,
+        message=obj(
+            {"tool_calls": array(_CALL)}, role=one_of("assistant"), content=nullable(TEXT), refusal=nullable(TEXT)
+        ),
+        logprobs=nullable(_CHAT_LOGPROBS),
+        finish_reason=one_of("stop", "length", "tool_calls"),
     ),
+    TIMINGS,
     usage=USAGE,
 )
 
@@ -96,14 +93,7 @@ _DELTA = obj({"role": one_of("assistant"), "content": nullable(TEXT), "tool_call
 def _chunk(kind: str, reasons: tuple[str, ...], logprobs: Schema, **content: Schema) -> Schema:
     """One of a stream's: a choice's, or at the end one without choices that tells of them all."""
     choice = obj(index=COUNT, **content, logprobs=nullable(logprobs), finish_reason=one_of(None, *reasons))
-    return obj(
-        TIMINGS | {"usage": nullable(USAGE)},
-        id=TEXT,
-        object=one_of(kind),
-        created=COUNT,
-        model=TEXT,
-        choices=array(choice),
-    )
+    return _answer(kind, choice, TIMINGS | {"usage": nullable(USAGE)})
 
 
 def events(payload: Schema) -> Schema:
@@ -124,7 +114,7 @@ CHAT_EVENTS = _chunks(
     _chunk(
         "chat.completion.chunk",
         ("stop", "length", "tool_calls"),
-        obj(content=array(_ENTRY), refusal={"type": "null"}),
+        _CHAT_LOGPROBS,
         delta=_DELTA,
     )
 )

@@ -38,23 +38,6 @@ def read_serve_file(path: Path) -> dict[str, Any]:
     return table
 
 
-def override(table: dict[str, Any], assignment: str) -> None:
-    """`key=value` as in the file; `limits.max_waiting=8` reaches into a table. Raises RecipeError."""
-    key, sign, text = assignment.partition("=")
-    if not (sign and key):
-        raise RecipeError(f"--set {assignment!r} has no value: write --set key=value")
-    try:
-        value: Any = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
-    *tables, last = key.split(".")
-    for name in tables:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
-            raise RecipeError(f"--set {key}: {name} is not a table")
-    table[last] = value
-
-
 def serve_config(table: Mapping[str, Any]) -> ServeConfig:
     """Raises RecipeError for a key that is not known, of another type, or out of range."""
     plain = {name: value for name, value in table.items() if name not in _TABLES}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ostinato.engines.assignment import assign
+
 from .config import add_arguments, given_options
 from .serve_config import LOG_FORMATS, LOG_LEVELS, ServeConfig
-from .serve_file import OFF, override, read_serve_file, serve_config
+from .serve_file import OFF, read_serve_file, serve_config
 
 _COPIED = (
     *("host", "port", "metrics_host", "api_keys", "insecure", "strict_fields"),
@@ -55,7 +57,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
     """The file, then --set, then the other options. Raises RecipeError."""
     table = {} if args.config is None else read_serve_file(args.config)
     for assignment in args.set:
-        override(table, assignment)
+        assign(table, assignment)
     if args.bundle is not None:
         table["bundle"] = str(args.bundle)
     table.update({name: value for name in _COPIED if (value := getattr(args, name)) is not None})

@@ -7,6 +7,7 @@ batch    same       moved               moved     same                 same     
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from operator import attrgetter, is_
 from typing import Any
 
@@ -18,11 +19,10 @@ from .buffers import Arrays
 from .device_rows import DeviceRows
 
 _MOVING = ("positions", "slot_mapping", "context_lens")
-_STILL = ("input_ids", "query_starts", "logits_indices", "feed_rows")
-_SAMPLING = (
-    "temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency", "state_rows", "mask_rows",
-    "num_logprobs",
-)  # fmt: skip
+_APART = ("block_tables", "sampling", "uniforms", "masks", "num_late_masks", "joined")  # always written, or no inputs
+_STILL, _SAMPLING = (
+    tuple(field.name for field in fields(kind) if field.name not in (*_MOVING, *_APART)) for kind in (Batch, DeviceRows)
+)
 _moving = attrgetter(*_MOVING)
 _still = attrgetter(*_STILL)
 _sampling = attrgetter(*_SAMPLING)

@@ -32,7 +32,7 @@ def for_template(
     """Messages and tools as a template of that style takes them."""
     if style is None or style.is_native:
         return messages, tools
-    return told(messages, tools, "system" if style.teller == "system" else "user"), ()
+    return told(messages, tools, style.teller), ()
 
 
 def told(messages: Sequence[Turn], tools: Sequence[Any], teller: str = "system") -> list[Turn]:

@@ -7,9 +7,9 @@ OpenAI's that is not served here is refused by name, unless it has a value that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import orjson
 from pydantic import (
@@ -27,6 +27,7 @@ from ostinato.engines.errors import RequestError
 from ostinato.engines.sizes import MAX_LOGIT_BIAS
 
 from .request import MAX_STOP_IDS, SamplingParams
+from .serve_limits import ServeLimits
 
 MAX_REPORTED_ERRORS = 3
 MAX_NAME_CHARS = 64
@@ -223,6 +224,23 @@ def check_stream(stream: bool | None, options: WireModel | None) -> None:
         raise RequestError(
             "stream_options needs stream true: set it, or leave stream_options out", param="stream_options"
         )
+
+
+def check_top_logprobs(count: int | None, limits: ServeLimits) -> None:
+    if not 0 <= (count or 0) <= limits.max_top_logprobs:
+        raise RequestError(f"top_logprobs is out of range: give 0 to {limits.max_top_logprobs}", param="top_logprobs")
+
+
+class Text(Protocol):
+    """A part of a turn."""
+
+    @property
+    def text(self) -> str: ...
+
+
+def plain_turn(role: str, parts: Sequence[Text]) -> dict[str, Any]:
+    """What a chat template reads: text parts joined, developer by its older name."""
+    return {"role": "system" if role == "developer" else role, "content": "".join(part.text for part in parts)}
 
 
 def wants_usage(body: SamplingBody) -> bool:

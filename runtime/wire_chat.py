@@ -11,7 +11,7 @@ from ostinato.engines.errors import RequestError
 
 from .request import SamplingParams
 from .serve_limits import ServeLimits
-from .wire import UNSERVED, SamplingBody, WireModel, sampling_params
+from .wire import UNSERVED, SamplingBody, WireModel, check_top_logprobs, plain_turn, sampling_params
 from .wire_grammar import GrammarFields
 from .wire_tools import ToolCall, ToolFields
 
@@ -63,12 +63,11 @@ class Message(WireModel):
         return self
 
     def for_template(self, names: Mapping[str, str]) -> dict[str, Any]:
-        """What a chat template reads: text parts joined, developer by its older name, arguments as values.
+        """What a chat template reads, with arguments as values.
 
         `names`: of called functions by the call's id; some templates want a result to have one.
         """
-        role = "system" if self.role == "developer" else self.role
-        turn: dict[str, Any] = {"role": role, "content": "".join(part.text for part in self.content)}
+        turn = plain_turn(self.role, self.content)
         if (name := self.name or names.get(self.tool_call_id or "")) is not None:
             turn["name"] = name
         if self.tool_calls:
@@ -118,14 +117,11 @@ class ChatBody(SamplingBody, GrammarFields, ToolFields):
                 "max_tokens and max_completion_tokens differ: give one of them", param="max_completion_tokens"
             )
         if caps and min(caps) < 1:
-            name = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
+            name = self.names["max_tokens"]
             raise RequestError(f"a chat answer needs at least one token: give {name} 1 or more", param=name)
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs true", param="top_logprobs")
-        if not 0 <= (self.top_logprobs or 0) <= limits.max_top_logprobs:
-            raise RequestError(
-                f"top_logprobs is out of range: give 0 to {limits.max_top_logprobs}", param="top_logprobs"
-            )
+        check_top_logprobs(self.top_logprobs, limits)
         if len(self.messages) > limits.max_messages:
             raise RequestError(f"messages exceed {limits.max_messages}: send fewer", param="messages")
         self._check_ending()

@@ -16,7 +16,7 @@ from ostinato.engines.errors import RequestError
 from .grammar_spec import GrammarSpec
 from .request import SamplingParams
 from .serve_limits import ServeLimits
-from .wire import Name, SamplingFields, WireModel, check_stream, sampling_params
+from .wire import Name, SamplingFields, WireModel, check_stream, check_top_logprobs, plain_turn, sampling_params
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 
@@ -79,11 +79,6 @@ class InputMessage(WireModel):
         if isinstance(item, dict) and (kind := item.get("type")) in _UNSERVED_ITEMS:
             raise ValueError(f"items of type {kind} are not supported here: send messages")
         return item
-
-    def for_template(self) -> dict[str, str]:
-        """What a chat template reads: text parts joined, developer by its older name."""
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": "".join(part.text for part in self.content)}
 
 
 def _as_items(value: object) -> object:
@@ -165,12 +160,12 @@ class ResponseBody(SamplingFields):
     def has_logprobs(self) -> bool:
         return INCLUDE_LOGPROBS in self.include
 
-    def messages(self, limits: ServeLimits) -> list[dict[str, str]]:
+    def messages(self, limits: ServeLimits) -> list[dict[str, Any]]:
         """The conversation for the chat template; RequestError where it is too long."""
         if not 0 < len(self.input) <= limits.max_messages:
             raise RequestError(f"input has {len(self.input)} items: give 1 to {limits.max_messages}", param="input")
         told = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        return [*told, *(item.for_template() for item in self.input)]
+        return [*told, *(plain_turn(item.role, item.content) for item in self.input)]
 
     def grammar(self) -> GrammarSpec | None:
         return None if self.text is None or self.text.format is None else self.text.format.spec()
@@ -178,10 +173,7 @@ class ResponseBody(SamplingFields):
     def params(self, limits: ServeLimits) -> SamplingParams:
         """Sampling parameters; RequestError where fields contradict each other or a value is out of range."""
         check_stream(self.stream, self.stream_options)
-        if not 0 <= (self.top_logprobs or 0) <= limits.max_top_logprobs:
-            raise RequestError(
-                f"top_logprobs is out of range: give 0 to {limits.max_top_logprobs}", param="top_logprobs"
-            )
+        check_top_logprobs(self.top_logprobs, limits)
         if self.top_logprobs and not self.has_logprobs:
             raise RequestError(f"top_logprobs needs {INCLUDE_LOGPROBS} in include", param="top_logprobs")
         return sampling_params(

@@ -206,7 +206,7 @@ def test_who_does_not_read_at_all_is_dropped_after_a_while(tmp_path: Path, strea
             record = server.bridge.ledger.recent.last()[0]
             assert record.is_slow
             assert record.seconds > 0.4
-            assert "write" in record.spans
+            assert record.spans["write"] > (0.0 if stream else 0.4)  # a stream's rows still run for a part of it
             with pytest.raises(httpx.TransportError):
                 response.read()
         server.await_idle()
