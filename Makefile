@@ -1,8 +1,9 @@
 # One verb a line; each makes what it needs and is safe to run again.
 PYTHON ?= python3
 ENGINE ?= engines/recipes/smollm2-135m-rtx.toml
-RECIPE ?= engines/recipes/smollm2-135m-cpu.toml
-BUNDLE ?= engines/store/smollm2-135m-cpu
+TARGET := $(shell bash scripts/demo_target.sh)
+RECIPE ?= engines/recipes/smollm2-135m-$(TARGET).toml
+BUNDLE ?= engines/store/$(basename $(notdir $(RECIPE)))
 PROMPT ?= What is the capital of France?
 SYSTEM ?= You are a helpful assistant. Answer in one short sentence.
 PORT   ?= 8000
@@ -26,7 +27,8 @@ $(READY): pyproject.toml constraints.txt
 build-engine: $(READY) ## real TensorRT-RTX engines of the demo model, without a GPU (ENGINE=… for another recipe)
 	@$(BIN)/ostinato build $(ENGINE)
 
-bundle: $(READY) ## the demo's bundle for the CPU, which demo, serve and bench run (RECIPE=… for another)
+bundle: $(READY) ## the demo's bundle for this CPU, which demo, serve and bench run (RECIPE=… for another)
+	$(if $(filter file,$(origin RECIPE)),@bash scripts/demo_target.sh --why)
 	@$(BIN)/ostinato build $(RECIPE)
 
 demo: bundle ## a streamed chat answer (PROMPT="…")
@@ -48,7 +50,7 @@ bench: bundle ## step times and the Python share of a step
 	@$(BIN)/python benchmarks/decode_step.py $(BUNDLE)
 
 screenshots: bundle ## the console's pictures in docs/, of the demo model under load (needs chromium)
-	@OSTINATO_SCREENSHOTS=docs $(BIN)/pytest -q tests/runtime/test_console_pictures.py
+	@OSTINATO_SCREENSHOTS=docs OSTINATO_BUNDLE=$(BUNDLE) $(BIN)/pytest -q tests/runtime/test_console_pictures.py
 
 clean: ## remove the environment and everything built
 	rm -rf .venv .types .cache engines/store build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

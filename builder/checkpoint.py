@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ostinato.engines.errors import CheckpointError
 from ostinato.engines.manifest import digest_of, file_digest
+from ostinato.plugins.x86_pack import Groups
 
 from .config import DecoderConfig
 
@@ -35,12 +36,22 @@ class Read(Protocol):
     def __call__(self, name: str, part: Part | None = None) -> F32: ...
 
 
+class ReadCodes(Protocol):
+    """Reads one tensor as the codes that it is published in, or gives None where those are no `Groups`."""
+
+    def __call__(self, name: str) -> Groups | None: ...
+
+
+def _no_codes(name: str) -> None:
+    """Formats of plain numbers."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """Weights as published, under the names that Hugging Face gives a Llama.
 
-    `shapes`: every tensor of the model and its shape. `read`: takes no more memory than what it gives.
-    `formats`: how each tensor is stored, such as "bfloat16" or "Q4_1".
+    `shapes`: every tensor of the model and its shape. `read`: takes no more memory than what it gives, and so does
+    `read_codes`. `formats`: how each tensor is stored, such as "bfloat16" or "Q4_1".
     """
 
     path: Path
@@ -50,6 +61,7 @@ class Checkpoint:
     read: Read
     eos_ids: tuple[int, ...]
     bos_id: int | None
+    read_codes: ReadCodes = _no_codes
 
 
 def checkpoint_digest(path: Path) -> str:

@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGUFReader, ReaderTensor, TokenType, quants
+from numpy.typing import NDArray
 
 from ostinato.engines.errors import CheckpointError
 from ostinato.engines.sizes import ModelSizes
+from ostinato.plugins.x86_pack import Groups
 
 from .checkpoint import EMBEDDING, F32, FINAL_NORM, HEAD, Checkpoint, Part
 from .config import DecoderConfig, Rope
+from .gguf_codes import published_codes
+from .group_codes import with_rows
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _NEEDED = (
@@ -53,6 +57,12 @@ def read_gguf(path: Path) -> Checkpoint:
         assert part is None or part.axis or part.start % head_size == part.stop % head_size == 0, "whole heads only"
         return unpaired(array, len(array) // head_size)
 
+    def read_codes(name: str) -> Groups | None:
+        found = published_codes(tensors[name])
+        if found is None or not _paired(fields) or name.split(".")[-2] not in ("q_proj", "k_proj"):
+            return found
+        return with_rows(found, lambda array: unpaired(array, len(array) // config.sizes.head_size))
+
     return Checkpoint(
         path=path,
         config=config,
@@ -61,6 +71,7 @@ def read_gguf(path: Path) -> Checkpoint:
         read=read,
         eos_ids=_eos_ids(fields),
         bos_id=fields.get("tokenizer.ggml.bos_token_id"),
+        read_codes=read_codes,
     )
 
 
@@ -79,7 +90,7 @@ def _dequantized(tensor: ReaderTensor, part: Part | None) -> F32:
     return array[..., start:stop]
 
 
-def unpaired(array: F32, num_heads: int) -> F32:
+def unpaired(array: NDArray[Any], num_heads: int) -> NDArray[Any]:
     """Undo the row order of GGUF's llama: there the two numbers that rotate together stand side by side."""
     pairs = array.reshape(num_heads, array.shape[0] // num_heads // 2, 2, *array.shape[1:])
     return pairs.swapaxes(1, 2).reshape(array.shape)

@@ -14,6 +14,7 @@ import ostinato.plugins
 from ostinato.engines.manifest import digest_of, file_digest
 from ostinato.engines.recipe import Recipe
 
+from .c_compiler import SOURCES
 from .checkpoint import checkpoint_digest
 
 TOOLCHAIN = (
@@ -21,6 +22,7 @@ TOOLCHAIN = (
 )  # fmt: skip
 TARGET_TOOLCHAIN = {
     "cpu": (),
+    "x86": ("ziglang",),
     "rtx": ("triton", "tensorrt-rtx-cu13"),
     "trt": ("triton", "tensorrt-cu13"),
 }
@@ -32,7 +34,7 @@ _BY_CONTENT = ("checkpoint", "sha256")  # the checkpoint counts by what it holds
 class Ingredients:
     """What decides a bundle's bytes. `recipe`: as a table, places of files left out.
 
-    `timing_cache`: its pinned digest, or "" where none is used. `sources`: the digest of every Python file of the
+    `timing_cache`: its pinned digest, or "" where none is used. `sources`: the digest of every source of the
     rooms that a bundle comes from. `machine`: the kind of processor.
     """
 
@@ -77,7 +79,8 @@ def _version(package: str) -> str:
 
 
 def _source_digests() -> dict[str, str]:
-    """Every Python file of the rooms that a bundle comes from."""
+    """Every Python file of the rooms that a bundle comes from, and the kernels in C."""
     folders = [Path(__file__).parent, *map(Path, (*ostinato.engines.__path__, *ostinato.plugins.__path__))]
     files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
+    files += sorted(SOURCES.glob("*.[ch]"))
     return {f"{file.parent.name}/{file.name}": file_digest(file).sha256 for file in files}

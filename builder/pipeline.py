@@ -100,14 +100,27 @@ def _write(
     checkpoint = read_checkpoint(source)
     _check_fit(recipe, checkpoint)
     latency = _planned_latency(recipe, checkpoint)
-    from .ranks import write_ranks  # torch and ONNX: a bundle that is there needs neither
-
-    ranks = write_ranks(recipe, checkpoint, folder, progress, max_build_memory)
+    ranks = _write_ranks(recipe, checkpoint, folder, progress, max_build_memory)
     progress.stage("tokenizer")
     (folder / "tokenizer").mkdir()
     write_tokenizer(source, folder / "tokenizer")
     progress.stage("publish")
     return _manifest(recipe, identity, checkpoint, ranks, latency, folder)
+
+
+def _write_ranks(
+    recipe: Recipe, checkpoint: Checkpoint, folder: Path, progress: Progress, max_build_memory: int | None
+) -> tuple[RankResult, ...]:
+    """Every rank's folder. Imported here: torch and ONNX, which a bundle that is there does not need."""
+    if recipe.target == "x86":
+        from .x86 import write_rank
+
+        rank = folder / "rank0"
+        rank.mkdir()
+        return (write_rank(recipe, checkpoint, rank, progress),)
+    from .ranks import write_ranks
+
+    return write_ranks(recipe, checkpoint, folder, progress, max_build_memory)
 
 
 def _manifest(

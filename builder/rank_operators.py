@@ -10,7 +10,7 @@ import numpy as np
 
 from ostinato.engines.io_table import QUANTIZED_CACHES, SCALE_BYTES, Tensor, feed_inputs
 from ostinato.engines.program import DTYPE_BYTES, StepShape
-from ostinato.engines.recipe import GPU_TARGETS, Recipe
+from ostinato.engines.recipe import Recipe
 from ostinato.engines.shards import Shard
 from ostinato.engines.sizes import ModelSizes
 from ostinato.plugins.feed_tokens import FEED_TOKENS
@@ -24,7 +24,7 @@ from ostinato.plugins.stateful_sampling_launch import stateful_sampling_launches
 from .launch_plan import attention_shape, sampling_shape, step_shapes
 from .shard import shard_sizes
 
-_CPU_SCALE_BYTES = 8  # beside each head's slot of an int8 cache: a float32 scale and zero point
+_OPENVINO_SCALE_BYTES = 8  # beside each head's slot of an int8 cache: a float32 scale and zero point
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def slot_bytes(kv_cache: str, head_size: int, scale_bytes: int = SCALE_BYTES) ->
 
 def block_bytes(sizes: ModelSizes, recipe: Recipe) -> int:
     """One block of keys and values over all layers of a rank; `sizes`: its own."""
-    scale_bytes = SCALE_BYTES if recipe.target in GPU_TARGETS else _CPU_SCALE_BYTES
+    scale_bytes = _OPENVINO_SCALE_BYTES if recipe.target == "cpu" else SCALE_BYTES
     slots = 2 * sizes.num_layers * sizes.num_kv_heads * recipe.limits.block_size
     return slots * slot_bytes(recipe.kv_cache, sizes.head_size, scale_bytes)
 

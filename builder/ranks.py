@@ -1,4 +1,4 @@
-"""Every rank of a bundle, from checkpoint to the files that its target runs (offline)."""
+"""Every rank of a bundle that is compiled from a graph, from checkpoint to the files that its target runs (offline)."""
 
 from __future__ import annotations
 

@@ -30,6 +30,10 @@ def verdict_table(manifest: Manifest, verdict: Verdict) -> Table:
         found = _share(together.num_as_alone, together.num_prompts)
         good = not exact or together.num_as_alone == together.num_prompts
         table.add_row(f"alone = in a batch of {together.schedule.max_rows}", found, wanted, _word(good))
+    if verdict.must_be_as_alone:
+        worst = min(verdict.schedules, key=lambda result: result.num_as_alone)
+        found = _share(worst.num_as_alone, worst.num_prompts)
+        table.add_row("alone = under every schedule", found, "all", _word(verdict.is_as_alone))
     positions = f" over {verdict.num_positions} positions"
     close, same = verdict.mean_kl <= MAX_MEAN_KL, verdict.top1 >= MIN_TOP1
     table.add_row("mean KL", f"{verdict.mean_kl:.1e} nats{positions}", f"at most {MAX_MEAN_KL}", _word(close))
@@ -63,6 +67,7 @@ def _entry(manifest: Manifest, verdict: Verdict, command: str) -> dict[str, Any]
         "reference": "transformers, float32",
         "tokens_a_prompt": NUM_TOKENS,
         "must_be_identical": verdict.must_be_identical,
+        "must_be_as_alone": verdict.must_be_as_alone,
         "schedules": [_schedule_entry(result) for result in verdict.schedules],
         "alone_as_in_a_batch": together and together.num_as_alone / together.num_prompts,
         "mean_kl_nats": verdict.mean_kl,

@@ -74,13 +74,18 @@ class Verdict:
     mean_kl: float  # nats, reference to bundle, over the positions that gave a token
     top1: float  # share of those positions with the same best token
     num_positions: int
-    must_be_identical: bool
+    must_be_identical: bool  # to the reference, under every schedule
+    must_be_as_alone: bool = False  # under every schedule, right or wrong
+
+    @property
+    def is_as_alone(self) -> bool:
+        return all(result.num_as_alone == result.num_prompts for result in self.schedules)
 
     @property
     def is_good(self) -> bool:
         identical = not any(result.differences for result in self.schedules)
         close = self.mean_kl <= MAX_MEAN_KL and self.top1 >= MIN_TOP1
-        return close and (identical or not self.must_be_identical)
+        return close and (identical or not self.must_be_identical) and (self.is_as_alone or not self.must_be_as_alone)
 
 
 def schedules_for(max_rows: int, max_step_tokens: int) -> tuple[Schedule, ...]:
@@ -112,6 +117,7 @@ def verify(
     schedules: Sequence[Schedule],
     must_be_identical: bool,
     announce: Callable[[str], None],
+    must_be_as_alone: bool = False,
 ) -> Verdict:
     """Run every schedule, then compare distributions along the first schedule's text; `announce` hears what begins."""
     judge = _Judge(reference)
@@ -132,6 +138,7 @@ def verify(
         top1=float(same.mean()),
         num_positions=len(kl),
         must_be_identical=must_be_identical,
+        must_be_as_alone=must_be_as_alone,
     )
 
 

@@ -3,7 +3,8 @@
 NAME/
   manifest.json     what it is, what it needs, a digest of every other file
   tokenizer/        tokenizer.json, tokenizer_config.json
-  rank0/            one folder a rank. cpu: model.onnx, weights.bin; GPU targets: engines, kernels, program.json
+  rank0/            one folder a rank. cpu: model.onnx, weights.bin; x86: kernels.so, weights.bin, decoder.json;
+                    GPU targets: engines, kernels, program.json
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from .decoder_record import DecoderRecord, read_decoder
 from .errors import BundleError
 from .fit import check_architecture
 from .json_record import bounded_text
@@ -45,6 +47,10 @@ class Bundle:
     def rank_dir(self, rank: int = 0) -> Path:
         return self.path / f"rank{rank}"
 
+    def decoder(self) -> DecoderRecord:
+        """Where the weights lie; target x86 only. Raises BundleError if it does not read as such a record."""
+        return read_decoder(self.rank_dir())
+
     def program(self, rank: int = 0) -> Program:
         """What the rank does in a step; GPU targets only. Raises BundleError if it does not read as a program."""
         path = self.rank_dir(rank) / PROGRAM
@@ -53,7 +59,7 @@ class Bundle:
 
 def open_bundle(path: Path, *, verify_digests: bool = True, any_machine: bool = False) -> Bundle:
     """Open a bundle, checking that every file is whole, that there is no other, and that this kind of processor fits
-    (unless `any_machine`); `engines.fit` says whether the GPU does.
+    (unless `any_machine`); `engines.fit` says whether the GPU, or the processor's instructions, do.
 
     A file that the manifest does not list is refused, wherever it lies: loaders find tokenizer files and kernels by
     name, so a stray one could be taken for the bundle's own. So is everything that is neither file nor folder, links

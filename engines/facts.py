@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from .bundle import Bundle
+from .decoder_record import FILE_NAME as DECODER
+from .decoder_record import KERNEL_FILE
 from .manifest import Manifest
+from .recipe import GPU_TARGETS
 
 KINDS = (
     "target", "model", "graph", "precision", "size", "limits", "kernels", "memory", "latency", "toolchain", "notes",
@@ -22,7 +25,7 @@ def bundle_facts(bundle: Bundle) -> Mapping[str, Mapping[str, Fact]]:
         "target": dict(_target(manifest)),
         "model": dict(_model(manifest)),
         "graph": graph_facts(manifest),
-        "precision": dict(_precision(manifest)),
+        "precision": dict(_precision(bundle)),
         "size": dict(_sizes(manifest)),
         "limits": dict(_limits(manifest)),
         "kernels": dict(_kernels(bundle)),
@@ -36,7 +39,7 @@ def bundle_facts(bundle: Bundle) -> Mapping[str, Mapping[str, Fact]]:
 
 
 def graph_facts(manifest: Manifest) -> Mapping[str, Fact]:
-    """Counts of operators by rank, the graph's digest by engine, and the digest of every ONNX file."""
+    """Counts of operators by rank, the graph's digest by engine, the digest of every ONNX file and decoder record."""
     facts: dict[str, Fact] = {}
     for rank, engines in enumerate(manifest.engines):
         counts = Counter[str]()
@@ -44,7 +47,8 @@ def graph_facts(manifest: Manifest) -> Mapping[str, Fact]:
             counts.update(engine.operators)
             facts[f"rank{rank}/{engine.file} graph"] = engine.graph_digest or "not kept"
         facts |= {f"rank{rank} {operator}": count for operator, count in sorted(counts.items())}
-    return facts | {name: file.sha256 for name, file in sorted(manifest.files.items()) if name.endswith(".onnx")}
+    graphs = (".onnx", f"/{DECODER}")
+    return facts | {name: file.sha256 for name, file in sorted(manifest.files.items()) if name.endswith(graphs)}
 
 
 def _target(manifest: Manifest) -> Iterator[tuple[str, Fact]]:
@@ -64,13 +68,17 @@ def _model(manifest: Manifest) -> Iterator[tuple[str, Fact]]:
             yield name, file.sha256
 
 
-def _precision(manifest: Manifest) -> Iterator[tuple[str, Fact]]:
+def _precision(bundle: Bundle) -> Iterator[tuple[str, Fact]]:
+    manifest = bundle.manifest
     yield "weights", manifest.weights
     yield "kv_cache", manifest.kv_cache
     for rank, engines in enumerate(manifest.engines):
         for engine in engines:
             dtypes = " ".join(tensor.dtype for tensor in (*engine.inputs, *engine.outputs))
             yield f"rank{rank}/{engine.file} tensors", dtypes
+    if manifest.target == "x86":
+        for bits, count in Counter(matrix.bits for matrix in bundle.decoder().matrices()).items():
+            yield f"matrices of {bits} bits", count
 
 
 def _sizes(manifest: Manifest) -> Iterator[tuple[str, Fact]]:
@@ -91,7 +99,8 @@ def _limits(manifest: Manifest) -> Iterator[tuple[str, Fact]]:
 
 
 def _kernels(bundle: Bundle) -> Iterator[tuple[str, Fact]]:
-    if bundle.manifest.target == "cpu":
+    yield from ((name, file.sha256) for name, file in bundle.manifest.files.items() if name.endswith(f"/{KERNEL_FILE}"))
+    if bundle.manifest.target not in GPU_TARGETS:
         return
     yield "plugins", bundle.manifest.plugin_digest
     for rank in range(bundle.manifest.shards.num_ranks):

@@ -5,6 +5,7 @@
     TensorRT-RTX engine   runs on the compute capabilities it was built for, under the very release that built it
     TensorRT engine       runs on the compute capability it was built on, or on every one since 8.0 (`ampere_plus`);
                           under the release that built it, or a later one of its major (`version_compatible`)
+    x86 kernels           run on Linux, where the processor has the instructions that the manifest names
 
 (CUDA Programming Guide, "Binary Compatibility"; TensorRT 11 and TensorRT for RTX 1.7, "Engine Compatibility".)
 A bundle needs all of its parts to run, so the strictest decides.
@@ -15,9 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .architectures import KERNEL_ARCHITECTURES
+from .decoder_record import DECODER_FILES
 from .errors import BundleError
 from .manifest import Manifest
+from .processor import why_unfit
 from .program import FILE_NAME as PROGRAM
+from .recipe import GPU_TARGETS
 
 MINIMUM_DRIVER = "580"  # of CUDA 13, which engines and kernels are built with
 _JETSON = ("8.7",)
@@ -31,7 +35,7 @@ class Machine:
 
     `architecture`: such as "x86_64". `compute_capability`: such as "8.9". `driver_version`: such as "580.65.06".
     `tensorrt_version`: of the library for the bundle's target, such as "1.7.1.116". `plugin_digest`: of the operators'
-    sources installed.
+    sources installed. `system`: such as "Linux". `cpu_flags`: the processor's, as Linux spells them.
     """
 
     architecture: str
@@ -40,12 +44,16 @@ class Machine:
     gpu_name: str | None = None
     driver_version: str | None = None
     tensorrt_version: str | None = None
+    system: str = ""
+    cpu_flags: frozenset[str] = frozenset()
 
 
 def check_fit(manifest: Manifest, machine: Machine) -> None:
     """Raises BundleError for the first thing that does not fit, in the order in which a user would mend them."""
     check_architecture(manifest, machine.architecture)
-    if manifest.target == "cpu":
+    if manifest.target == "x86":
+        _check_processor(manifest, machine)
+    if manifest.target not in GPU_TARGETS:
         return
     _check_parts(manifest)
     _check_driver(manifest, machine)
@@ -64,6 +72,17 @@ def check_architecture(manifest: Manifest, architecture: str) -> None:
     wanted = manifest.hardware.get("machine")
     if wanted and wanted != architecture:
         raise BundleError(f"the bundle was built for {wanted}, this machine is {architecture}: build it here")
+
+
+def _check_processor(manifest: Manifest, machine: Machine) -> None:
+    why = why_unfit(manifest.hardware, machine.architecture, machine.system, machine.cpu_flags)
+    if why is not None:
+        raise BundleError(
+            f"the bundle is for target x86, this machine {why}: build with a recipe of target cpu, which runs on any "
+            "x86-64, or run it on a processor with AVX-512 VNNI"
+        )
+    if missing := sorted({f"rank0/{name}" for name in DECODER_FILES} - set(manifest.files)):
+        raise BundleError(f"the bundle has no {', '.join(missing)}: build it again")
 
 
 def kernels_run(built_for: str, found: str) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
 from .bundle import Bundle, open_bundle
+from .decoder_record import DecoderRecord
 from .inspect_engines import engine_rows, size_text
 from .manifest import Manifest
 from .natural_order import natural_order
+from .recipe import GPU_TARGETS
 from .tensorrt_options import PLAIN
 
 Row = tuple[str, str]
@@ -34,7 +37,8 @@ def describe(bundle: Bundle) -> str:
     manifest = bundle.manifest
     rows = [
         *_model_rows(manifest),
-        *(_gpu_rows(manifest) if manifest.target != "cpu" else ()),
+        *(_gpu_rows(manifest) if manifest.target in GPU_TARGETS else ()),
+        *(_decoder_rows(bundle.decoder()) if manifest.target == "x86" else ()),
         *_memory_rows(manifest),
         ("toolchain", _pairs(manifest.toolchain)),
         *(("note", note) for note in manifest.notes),
@@ -73,6 +77,12 @@ def _gpu_rows(manifest: Manifest) -> Iterator[Row]:
     )
     yield "TensorRT options", _pairs(chosen) if chosen else "all defaults"
     yield "plugins", f"digest {manifest.plugin_digest}"
+
+
+def _decoder_rows(decoder: DecoderRecord) -> Iterator[Row]:
+    counts = Counter(matrix.bits for matrix in decoder.matrices())
+    yield "matrices", ", ".join(f"{count} of {bits} bits" for bits, count in sorted(counts.items()))
+    yield "rope tables", f"{decoder.rope_rows} positions"
 
 
 def _memory_rows(manifest: Manifest) -> Iterator[Row]:

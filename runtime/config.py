@@ -19,7 +19,7 @@ class RuntimeConfig:
 
     `strict_graphs`: on a GPU, refuse decode steps that no captured graph serves, instead of running them eagerly.
     `jump_ahead`: where steps follow one another, as on a CPU, take tokens that a grammar forces without sampling them.
-    None: only where the cache is not rounded; else what such tokens leave in it is not just what steps of one would.
+    None: only where a token in a chunk leaves the same in the cache as one alone: on x86, and if it is not rounded.
     """
 
     max_rows: int | None = None
@@ -44,18 +44,13 @@ class RuntimeConfig:
     def limits(self, manifest: Manifest) -> Limits:
         """The bundle's limits with the caller's choices; a pool smaller than one full context lowers the context."""
         built = manifest.limits
-        if manifest.target in GPU_TARGETS:
-            self._check_built(manifest)
-        elif self.strict_graphs:
+        self._check_built(manifest)
+        if self.strict_graphs and manifest.target not in GPU_TARGETS:
             raise RecipeError(
                 f"strict graphs are for GPU bundles, {manifest.name} is for target {manifest.target}: drop them"
             )
         kv_tokens = self.kv_tokens or built.kv_tokens
         max_context = self.max_context or min(built.max_context, kv_tokens)
-        if max_context > manifest.sizes.max_positions:
-            raise RecipeError(
-                f"max_context {max_context} exceeds the model's {manifest.sizes.max_positions} positions: give less"
-            )
         max_step_tokens = self.max_step_tokens or built.max_step_tokens
         max_rows = self.max_rows or min(built.max_rows, max_step_tokens)
         return Limits(
@@ -69,8 +64,13 @@ class RuntimeConfig:
         )
 
     def _check_built(self, manifest: Manifest) -> None:
-        """Engines and kernels of a GPU bundle were compiled for what they were built with, and for less."""
-        names = ["max_rows", "max_step_tokens", "max_context"]
+        """Engines and kernels of a GPU bundle were compiled for what they were built with, and for less.
+
+        On a CPU only the tables of angles end there.
+        """
+        names = ["max_context"]
+        if manifest.target in GPU_TARGETS:
+            names += ["max_rows", "max_step_tokens"]
         if manifest.target == "trt" and manifest.tensorrt.operators == "inside":
             names.append("kv_tokens")  # the engine's own
         for name in names:
@@ -83,12 +83,13 @@ class RuntimeConfig:
 
 
 def _token_buckets(manifest: Manifest, top: int) -> tuple[int, ...]:
-    """Packed weights multiply one token by another kernel than several, with other results: one token is padded to two.
+    """OpenVINO multiplies one token by packed weights in another way than several: there one is padded to two.
 
     So a row alone gives the same logits as the row in a batch, for about a hundredth of a lone row's step.
     """
     buckets = _cut(manifest.limits.token_buckets, top)
-    return buckets[1:] if manifest.weights in PACKED_WEIGHTS and buckets[0] == 1 < top else buckets
+    is_padded = manifest.target == "cpu" and manifest.weights in PACKED_WEIGHTS
+    return buckets[1:] if is_padded and buckets[0] == 1 < top else buckets
 
 
 def _cut(buckets: tuple[int, ...], top: int) -> tuple[int, ...]:

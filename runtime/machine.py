@@ -1,4 +1,4 @@
-"""What this machine has of what a GPU bundle needs (asked once, before anything of the bundle is loaded)."""
+"""What this machine has of what a bundle needs (asked once, before anything of the bundle is loaded)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ostinato.engines.errors import DeviceError
 from ostinato.engines.fit import MINIMUM_DRIVER, Machine
+from ostinato.engines.processor import find_cpu_flags
 from ostinato.plugins.cubin import cuda_driver
 from ostinato.plugins.source_digest import source_digest
 
@@ -20,6 +21,11 @@ _VERSION_FILE = Path("/proc/driver/nvidia/version")
 _MINIMUM_CUDA = 13000  # what the oldest driver that will do serves
 
 logger = logging.getLogger(__name__)
+
+
+def find_processor() -> Machine:
+    """This machine as far as bundles for CPUs ask."""
+    return Machine(platform.machine(), "", system=platform.system(), cpu_flags=find_cpu_flags())
 
 
 def find_machine(target: str, libraries: Libraries, ordinal: int = 0, version_file: Path = _VERSION_FILE) -> Machine:

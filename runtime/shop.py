@@ -11,6 +11,7 @@ from pathlib import Path
 from ostinato.engines.bundle import Bundle, open_bundle
 from ostinato.engines.errors import BundleError
 from ostinato.engines.fit import check_fit
+from ostinato.engines.manifest import Manifest
 from ostinato.engines.recipe import GPU_TARGETS
 from ostinato.engines.sizes import Limits
 
@@ -21,7 +22,7 @@ from .graphs import Coverage
 from .intake import Intake
 from .libraries import REAL, Libraries
 from .loop import Loop
-from .machine import find_machine
+from .machine import find_machine, find_processor
 from .pages import Pages
 from .progress import Show
 from .resident import release_file_pages
@@ -62,7 +63,9 @@ def open_shop(
     limits = _check(bundle, config, libraries)
     progress("check the bundle", 1, 1)
     tokenizer = Tokenizer(bundle.tokenizer_dir)
-    if bundle.manifest.target not in GPU_TARGETS:
+    if bundle.manifest.target == "x86":
+        executor = _x86_executor(bundle, limits, config, progress, observe_logits)
+    elif bundle.manifest.target not in GPU_TARGETS:
         executor = _cpu_executor(bundle, limits, config, progress, observe_logits)
     elif observe_logits is not None:
         raise BundleError(
@@ -74,7 +77,7 @@ def open_shop(
     pages = Pages(limits, config.prefix_cache)
     packer = Packer(limits, bundle.manifest.sizes.vocab_size, executor.rules)
     loop = Loop(Scheduler(limits, pages, executor.rules), packer, executor)
-    jumps = bundle.manifest.kv_cache == "float32" if config.jump_ahead is None else config.jump_ahead
+    jumps = _is_same_in_chunks(bundle.manifest) if config.jump_ahead is None else config.jump_ahead
     jump_ahead = jumps and executor.rules.num_in_flight == 1
     intake = Intake.for_bundle(bundle.manifest, limits, jump_ahead=jump_ahead)
     return Shop(bundle, limits, tokenizer, intake, loop, executor.coverage)
@@ -84,7 +87,22 @@ def _check(bundle: Bundle, config: RuntimeConfig, libraries: Libraries) -> Limit
     limits = config.limits(bundle.manifest)
     if bundle.manifest.target in GPU_TARGETS:
         check_fit(bundle.manifest, find_machine(bundle.manifest.target, libraries))
+    else:
+        check_fit(bundle.manifest, find_processor())
     return limits
+
+
+def _is_same_in_chunks(manifest: Manifest) -> bool:
+    """Whether a token computed in a chunk has the same logits, and leaves the same in the cache, as one alone."""
+    return manifest.target == "x86" or manifest.kv_cache == "float32"
+
+
+def _x86_executor(
+    bundle: Bundle, limits: Limits, config: RuntimeConfig, progress: Show, observe: LogitsObserver | None
+) -> Executor:
+    from .x86_executor import X86Executor
+
+    return X86Executor(bundle, limits, num_threads=config.threads, observe_logits=observe, progress=progress)
 
 
 def _cpu_executor(

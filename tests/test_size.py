@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted(
     path for room in ("engines", "plugins", "builder", "runtime", "benchmarks") for path in (ROOT / room).glob("*.py")
 )
+KERNELS = sorted((ROOT / "plugins" / "x86").glob("*.[ch]"))
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 40
 MAX_PARAMETERS = 8  # self and keyword-only ones included; a kernel is given each pointer and each constant
@@ -25,3 +26,8 @@ def test_files_and_functions_stay_small(path: Path) -> None:
             assert (node.end_lineno or 0) - node.lineno < MAX_FUNCTION_LINES, node.name
             is_kernel = any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list)
             assert is_kernel or len(node.args.args) + len(node.args.kwonlyargs) <= MAX_PARAMETERS, node.name
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_files_in_c_stay_small(path: Path) -> None:
+    assert path.read_text().count("\n") <= MAX_FILE_LINES

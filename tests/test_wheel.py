@@ -23,7 +23,7 @@ def test_wheel_equals_tree(tmp_path: Path) -> None:
     tree = {
         f"ostinato/{path.relative_to(ROOT).as_posix()}"
         for room in ROOMS
-        for pattern in ("*.py", "py.typed", "recipes/*.toml", "console/*")
+        for pattern in ("*.py", "py.typed", "recipes/*.toml", "console/*", "x86/*.[ch]")
         for path in (ROOT / room).glob(pattern)
     }
     assert packed == tree

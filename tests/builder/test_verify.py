@@ -119,6 +119,21 @@ def test_an_answer_that_depends_on_the_batch_is_counted(llama: Pair, checkpoint:
     assert [result.num_as_alone for result in verdict.schedules] == [3, 2]
 
 
+@pytest.mark.parametrize("num_as_alone", [3, 4])
+def test_where_company_must_not_count_an_answer_of_its_own_fails(llama: Pair, num_as_alone: int) -> None:
+    results = tuple(
+        ScheduleResult(Schedule(name, rows, 64), 4, (Difference(1, 5, 0.25),), count)
+        for name, rows, count in (("alone", 1, 4), ("together", 8, 4), ("chunks", 8, num_as_alone))
+    )
+    verdict = Verdict(results, 0.0, 1.0, 128, must_be_identical=False, must_be_as_alone=True)
+    assert verdict.is_good == (num_as_alone == 4)
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(verdict_table(llama[1].manifest, verdict))
+    text = console.export_text()
+    assert f"{num_as_alone} of 4" in next(line for line in text.splitlines() if "under every schedule" in line)
+    assert text.count("FAILED") == 2 * (num_as_alone == 3)
+
+
 def test_the_prefix_cache_is_asked_twice(llama: Pair, checkpoint: Checkpoint) -> None:
     subject = GraphSubject(llama[1])
     schedules = [Schedule("alone", 1, 64), Schedule("again", 1, 64, prefix_cache=True)]

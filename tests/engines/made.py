@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.engines.bundle import Bundle, list_files, publish, unfinished_bundle
+from ostinato.engines.decoder_record import Bits, DecoderLayer, DecoderRecord, Matrix
 from ostinato.engines.engine_record import EngineInfo, EngineProfile, EngineTensor
 from ostinato.engines.manifest import Manifest, digest_of
 from ostinato.engines.memory_table import Latency, MemoryTable
+from ostinato.engines.processor import KERNEL_NEEDS
 from ostinato.engines.program import (
     Buffer,
     CollectiveCall,
@@ -27,6 +29,7 @@ from ostinato.engines.sizes import Limits, ModelSizes
 
 SIZES = ModelSizes("llama", 320, 64, 96, 2, 4, 2, 16, 128, sliding_window=8)
 KERNEL = KernelInfo("attend", 4, 1024, 2, 96, 0)
+_BITS: tuple[Bits, ...] = (4, 4, 8, 4)  # of a layer's matrices
 LIMITS = Limits(8, 4, 64, 96, 256, (1, 2, 4), (1, 4, 16, 64))
 
 
@@ -69,6 +72,39 @@ def make_gpu(path: Path, **changes: Any) -> Bundle:
     with unfinished_bundle(path) as folder:
         fill_gpu(folder)
         return publish(folder, path, dataclasses.replace(gpu_manifest_of(folder), **changes))
+
+
+def fill_x86(folder: Path) -> None:
+    """The files of target x86: of one layer, whose matrices lie anywhere in the file."""
+    fill(folder, bytes(range(256)) * 8)
+    matrices = [Matrix(bits, 96, 64, 64 * place, None) for place, bits in enumerate(_BITS)]
+    record = DecoderRecord(
+        layout_version=1,
+        rms_eps=1e-5,
+        rope_rows=96,
+        rope_cos=0,
+        rope_sin=64,
+        embedding=Matrix(8, 320, 64, 128, None),
+        layers=(DecoderLayer(0, 64, None, None, *matrices),),
+        final_norm=192,
+        head=None,
+        weight_bytes=2048,
+    )
+    (folder / "rank0" / "decoder.json").write_text(record.to_json())
+    (folder / "rank0" / "kernels.so").write_bytes(b"\x7fELF" + bytes(60))
+
+
+def x86_manifest_of(folder: Path) -> Manifest:
+    return dataclasses.replace(
+        manifest_of(folder), target="x86", kv_cache="int8", hardware=dict(KERNEL_NEEDS), weight_bytes=2048
+    )
+
+
+def make_x86(path: Path, **changes: Any) -> Bundle:
+    """A published bundle for target x86; `changes` replace fields of its manifest."""
+    with unfinished_bundle(path) as folder:
+        fill_x86(folder)
+        return publish(folder, path, dataclasses.replace(x86_manifest_of(folder), **changes))
 
 
 def fill_gpu(folder: Path, kernel: KernelInfo = KERNEL) -> None:

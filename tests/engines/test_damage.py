@@ -16,7 +16,7 @@ from ostinato.engines.bundle import open_bundle
 from ostinato.engines.errors import BundleError
 from ostinato.engines.manifest import FILE_NAME
 
-from .made import make, make_gpu, sealed
+from .made import make, make_gpu, make_x86, sealed
 
 _BOTH = re.compile(
     r"has digest \w+, the manifest says \w+|was changed|is not JSON|can't be read|not laid out|schema version"
@@ -34,7 +34,7 @@ def _refused(path: Path, match: str | re.Pattern[str]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("build", [make, make_gpu])
+@pytest.mark.parametrize("build", [make, make_gpu, make_x86])
 def test_300_single_flipped_bytes(tmp_path: Path, build: Callable[[Path], object]) -> None:
     build(tmp_path / "b")
     rng = random.Random(7)
@@ -68,6 +68,7 @@ def test_every_byte_of_a_manifest_counts(tmp_path: Path) -> None:
 
 def test_truncated_files(tmp_path: Path) -> None:
     trials = _cut_every_file(make(tmp_path / "a").path) + _cut_every_file(make_gpu(tmp_path / "b").path)
+    trials += _cut_every_file(make_x86(tmp_path / "c").path)
     assert trials >= 50
 
 

@@ -12,9 +12,10 @@ import pytest
 from ostinato.engines.errors import BundleError
 from ostinato.engines.fit import Machine, check_fit, kernels_run
 from ostinato.engines.manifest import Manifest
+from ostinato.engines.processor import KERNEL_NEEDS
 from ostinato.engines.tensorrt_options import TensorRTOptions
 
-from .made import fill, fill_gpu, gpu_manifest_of, manifest_of
+from .made import fill, fill_gpu, fill_x86, gpu_manifest_of, manifest_of, x86_manifest_of
 
 MACHINE = Machine(
     architecture="x86_64",
@@ -59,6 +60,46 @@ def test_it_fits_where_everything_does(manifest: Manifest) -> None:
 def test_another_machine_is_refused(manifest: Manifest, changes: Mapping[str, Any], wanted: str) -> None:
     with pytest.raises(BundleError, match=wanted):
         check_fit(manifest, dataclasses.replace(MACHINE, **changes))
+
+
+X86 = Machine(
+    "x86_64", "", system="Linux", cpu_flags=frozenset(KERNEL_NEEDS["cpu_flags"].split()) | {"fpu", "amx_int8"}
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"architecture": "aarch64"}, "built for x86_64, this machine is aarch64"),
+        (
+            {"system": "Darwin"},
+            "target x86, this machine is Darwin, wanted is Linux: build with a recipe of target cpu",
+        ),
+        (
+            {"cpu_flags": frozenset({"avx2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})},
+            "this machine lacks avx512_vnni: build with a recipe of target cpu",
+        ),
+        ({"cpu_flags": frozenset()}, "lacks avx512f, avx512bw, avx512cd, avx512dq, avx512vl, avx512_vnni: build"),
+    ],
+)
+def test_kernels_in_c_want_their_instructions(tmp_path: Path, changes: Mapping[str, Any], wanted: str) -> None:
+    fill_x86(tmp_path)
+    manifest = x86_manifest_of(tmp_path)
+    check_fit(manifest, X86)
+    with pytest.raises(BundleError, match=wanted):
+        check_fit(manifest, dataclasses.replace(X86, **changes))
+
+
+def test_a_bundle_without_its_kernels_is_refused(tmp_path: Path) -> None:
+    fill_x86(tmp_path)
+    (tmp_path / "rank0" / "kernels.so").unlink()
+    with pytest.raises(BundleError, match=r"has no rank0/kernels\.so: build it again"):
+        check_fit(x86_manifest_of(tmp_path), X86)
+
+
+def test_a_cpu_bundle_asks_for_no_instructions(tmp_path: Path) -> None:
+    fill(tmp_path)
+    check_fit(manifest_of(tmp_path, "x86_64"), dataclasses.replace(X86, cpu_flags=frozenset(), system="Darwin"))
 
 
 def test_another_build_of_the_same_release_fits(manifest: Manifest) -> None:

@@ -72,6 +72,24 @@ def test_a_bad_override_is_refused(path: Path, override: str, wanted: str) -> No
 @pytest.mark.parametrize(
     ("override", "wanted"),
     [
+        ("weights=float32", "weights .target x86. is 'float32': give one of int8, int4"),
+        ("kv_cache=float16", "kv_cache .target x86. is 'float16': give one of int8$"),
+        ("limits.block_size=16", "block_size is 16, the kernels of target x86 take blocks of 32: give 32"),
+        ("shards.tensor_parallel=2", "target x86 has one rank and no GPU"),
+        ("gpu=l4", "target x86 has one rank and no GPU"),
+        ('compute_capabilities=["8.9"]', "give one of none"),
+    ],
+)
+def test_what_x86_kernels_can_not_do_is_refused_when_the_recipe_is_read(path: Path, override: str, wanted: str) -> None:
+    x86 = ["target=x86", "kv_cache=int8"]
+    assert read_recipe(path, x86).target == "x86"
+    with pytest.raises(RecipeError, match=wanted):
+        read_recipe(path, [*x86, override])
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
         ("tensorrt.weight_streaming=true", "weight_streaming allocates"),
         ("tensorrt.hardware_compatibility=ampere_plus", "hardware_compatibility is ampere_plus.*drop it"),
         ("tensorrt.operators=inside", "give 'between'"),

@@ -11,13 +11,14 @@ import pytest
 
 from ostinato.engines.command import main
 from ostinato.engines.errors import BundleError, RecipeError
+from ostinato.engines.processor import KERNEL_NEEDS
 from ostinato.runtime.config import RuntimeConfig
 from ostinato.runtime.llm import LLM
 from ostinato.runtime.metrics import Metrics
 from ostinato.runtime.request import SamplingParams
 from ostinato.runtime.shop import check_shop, open_shop
 from tests.bundles import random_prompts
-from tests.engines.made import make, make_gpu
+from tests.engines.made import make, make_gpu, make_x86
 from tests.sim.sim_bundle import SimulatedRank, simulated
 from tests.sim.standin_builds import tiny_bundle
 from tests.sim_desk import silent
@@ -55,6 +56,21 @@ def test_a_gpu_bundle_is_refused_where_no_gpu_is(
     assert printed == [
         f"ostinato {command}: the bundle is for target rtx, this machine has no NVIDIA driver: run it on a GPU of "
         "compute capability 8.6 or 8.9, or build for target cpu"
+    ]
+
+
+def test_an_x86_bundle_is_refused_where_the_processor_lacks_instructions(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    flags = frozenset(KERNEL_NEEDS["cpu_flags"].split()) - {"avx512_vnni"}
+    monkeypatch.setattr("ostinato.runtime.machine.find_cpu_flags", lambda: flags)
+    assert main(["generate", str(make_x86(tmp_path / "b").path), "--prompt", "x"]) == 2
+    printed = [line for line in capfd.readouterr().err.splitlines() if line]
+    assert printed == [
+        "ostinato generate: the bundle is for target x86, this machine lacks avx512_vnni: build with a recipe of "
+        "target cpu, which runs on any x86-64, or run it on a processor with AVX-512 VNNI"
     ]
 
 
@@ -126,6 +142,14 @@ def test_more_blocks_are_taken_where_no_engine_holds_the_cache(path: Path, rank:
     ) as llm:
         assert llm.limits.kv_tokens == 1024
         assert len(llm.generate(PROMPTS, GREEDY)) == 3
+
+
+def test_a_cpu_bundle_takes_other_limits_but_no_longer_context(tmp_path: Path) -> None:
+    """Its tables of angles end where it was built for: past them it would answer, and wrongly."""
+    path = make(tmp_path / "b").path
+    check_shop(path, RuntimeConfig(max_rows=40, max_step_tokens=80, max_context=96, kv_tokens=4096))
+    with pytest.raises(RecipeError, match="max_context is 97, the bundle was built for 96: give less, or build it"):
+        check_shop(path, RuntimeConfig(max_context=97))
 
 
 def test_strict_graphs_are_refused_on_a_cpu(tmp_path: Path) -> None:

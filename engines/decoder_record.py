@@ -1,0 +1,124 @@
+"""decoder.json of an `x86` bundle: where each array of a decoder lies in weights.bin (written offline, read at start).
+
+Sizes of the model are in the manifest. Every offset is in bytes from the start of weights.bin and a multiple of
+ALIGNMENT. How codes lie in a matrix is `plugins/x86_pack.py`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from .errors import BundleError
+from .json_record import bounded_text, json_table, record_from
+
+FILE_NAME, WEIGHT_FILE, KERNEL_FILE = "decoder.json", "weights.bin", "kernels.so"
+DECODER_FILES = (FILE_NAME, WEIGHT_FILE, KERNEL_FILE)  # of rank 0
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
+GROUP = 32  # inputs that share a scale, and of 4 bits a minimum
+BLOCK_SIZE = 32  # tokens of a KV block, which the kernels take at once
+LAYOUT_VERSION = 1  # of weights.bin and of the kernels that read it: OSTINATO_X86_VERSION of their header
+Bits = Literal[4, 8]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One weight [rows, columns] as codes with scales, tile by tile from offset `tiles` on.
+
+    `rows`: outputs as the model has them, without what fills up the last tile. `bias`: offset of float32, as many as
+    the tiles have outputs, or None.
+    """
+
+    bits: Bits
+    rows: int
+    columns: int
+    tiles: int
+    bias: int | None
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.columns < GROUP or self.columns % GROUP:
+            raise BundleError(
+                f"a matrix is {self.rows} x {self.columns}, wanted are rows, and columns in groups of {GROUP}"
+            )
+
+    def offsets(self) -> Iterator[int]:
+        yield from (offset for offset in (self.tiles, self.bias) if offset is not None)
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """Offsets of one layer's norms (float32 [hidden], q and k's [head_size]), and its four matrices."""
+
+    attention_norm: int
+    mlp_norm: int
+    q_norm: int | None
+    k_norm: int | None
+    qkv: Matrix
+    attention_out: Matrix
+    gate_up: Matrix  # tiles of gate and up in turns
+    down: Matrix
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.qkv, self.attention_out, self.gate_up, self.down
+
+    def offsets(self) -> Iterator[int]:
+        norms = (self.attention_norm, self.mlp_norm, self.q_norm, self.k_norm)
+        yield from (offset for offset in norms if offset is not None)
+        for matrix in self.matrices():
+            yield from matrix.offsets()
+
+
+@dataclass(frozen=True)
+class DecoderRecord:
+    """Everything that the kernels must know besides sizes and limits.
+
+    `rope_rows`: positions that the two tables hold; `rope_cos` and `rope_sin`: offsets of float32
+    [rope_rows, head_size / 2]. `head`: None where the embedding is the head too. `weight_bytes`: of weights.bin.
+    """
+
+    layout_version: int
+    rms_eps: float
+    rope_rows: int
+    rope_cos: int
+    rope_sin: int
+    embedding: Matrix
+    layers: tuple[DecoderLayer, ...]
+    final_norm: int
+    head: Matrix | None
+    weight_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.layout_version != LAYOUT_VERSION:
+            raise BundleError(f"layout version is {self.layout_version}, this ostinato reads {LAYOUT_VERSION}")
+        odd = [offset for offset in self.offsets() if offset % ALIGNMENT or not 0 <= offset < self.weight_bytes]
+        if odd:
+            raise BundleError(
+                f"offset {odd[0]} is no multiple of {ALIGNMENT} below the {self.weight_bytes} bytes of {WEIGHT_FILE}"
+            )
+
+    def matrices(self) -> Iterator[Matrix]:
+        yield self.embedding
+        for layer in self.layers:
+            yield from layer.matrices()
+        if self.head is not None:
+            yield self.head
+
+    def offsets(self) -> Iterator[int]:
+        yield from (self.rope_cos, self.rope_sin, self.final_norm)
+        for layer in self.layers:
+            yield from layer.offsets()
+        for matrix in (self.embedding, self.head):
+            if matrix is not None:
+                yield from matrix.offsets()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+
+def read_decoder(rank_dir: Path) -> DecoderRecord:
+    """The record in a rank's folder. Raises BundleError if it does not read as one."""
+    path = rank_dir / FILE_NAME
+    return record_from(DecoderRecord, json_table(bounded_text(path), path), path)

@@ -1,0 +1,50 @@
+// What a decoder has between and during steps.
+#pragma once
+
+#include "attention.h"
+#include "crew.h"
+#include "matrix.h"
+
+enum {
+    ALONE_TOKENS = 8,     // so many or fewer: every thread prepares all inputs itself, which is cheaper than meeting
+    CHUNK_PANELS = 8,     // panels of tokens that a unit of a matrix product takes at most
+    MOST_TILES = 4,       // tiles of a unit whose products are kept together
+};
+
+// A thread's working memory.
+typedef struct {
+    Activation own;  // one panel
+    AttentionScratch attention;
+    Products products[MOST_TILES][CHUNK_PANELS];
+    uint8_t *unpacked;  // [K/32][512] of the widest matrix
+} Scratch;
+
+// A row's tokens `first`..`first + count` of the step, the first of them at `position` of the row.
+typedef struct {
+    int32_t row, first, count, position;
+} Piece;
+
+struct OstinatoDecoder {
+    OstinatoModel model;
+    OstinatoLayer *layers;
+    OstinatoLimits limits;
+    OstinatoStep step;
+    int32_t num_pieces, has_chunks;  // has_chunks: some row has several tokens
+    int32_t q_width, kv_width, qkv_width, group;
+    int has_amx;
+    Piece *pieces;       // [max_step_tokens] what attention is cut into
+    int32_t *positions;  // [max_step_tokens]
+    int32_t *slots;      // [max_step_tokens]
+    float *hidden;       // [T, hidden]
+    float *qkv;          // [T, qkv_width]
+    float *attended;     // [T, q_width]
+    Activation inputs;   // of hidden or attended
+    Activation gated;    // of intermediate
+    uint8_t *caches;     // [layers][num_blocks][Hkv] blocks
+    size_t cache_bytes;
+    Scratch *scratch;  // [threads]
+    Crew crew;
+};
+
+// One member's part of the step that `context`, a decoder, holds.
+void run_step(void *context, int32_t member);
