@@ -18,6 +18,7 @@ from .grammar_source import Source
 from .serve_limits import ServeLimits
 
 START_SECONDS = 60.0
+TRIAL_SHARE = 0.75  # of a grammar's time; the rest is for the ways, and for a machine that does other things, too
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LANG")  # no keys among them
 _READ_BYTES = 2**16
 
@@ -34,11 +35,10 @@ class Tried(NamedTuple):
 
 
 class Trial:
-    """One worker. One caller at a time; `is_spent` then says whether another one must take its place."""
+    """One worker. One caller at a time; `has_ended` then says whether another one must take its place."""
 
     def __init__(self, setup: Mapping[str, Any], limits: ServeLimits) -> None:
-        self._limits = limits
-        self._kept_bytes = 0
+        self._seconds = limits.compile_seconds
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "ostinato.runtime.grammar_worker"],  # not from the folder that we are in
             stdin=subprocess.PIPE,
@@ -48,22 +48,21 @@ class Trial:
         )
         try:
             bounds = {"max_bytes": limits.compile_bytes, "max_seconds": limits.compile_seconds}
+            bounds["trial_seconds"] = TRIAL_SHARE * limits.compile_seconds
             answer = self._ask({**setup, **bounds}, START_SECONDS)
-        except TrialError as error:
+        except (TrialError, OstinatoError) as error:
             raise OstinatoError(f"the worker that tries grammars out does not start: {error}") from None
         if "error" in answer:
             self.close()
             raise OstinatoError(f"grammars can't be used with this tokenizer: {answer['error']}")
 
     @property
-    def is_spent(self) -> bool:
-        """Whether it ended, or holds so much that the next grammar would lack it."""
-        return self._process.poll() is not None or self._kept_bytes > self._limits.compile_bytes // 4
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def run(self, source: Source) -> Tried:
-        """Try a grammar; TrialError where it does not compile, takes too much, or ends the worker."""
-        answer = self._ask(source._asdict(), self._limits.compile_seconds)
-        self._kept_bytes += answer["kept_bytes"]
+        """Try a grammar; TrialError where it does not compile or takes too much, OstinatoError if the worker ends."""
+        answer = self._ask(source._asdict(), self._seconds)
         if "error" in answer:
             raise TrialError(answer["error"])
         return Tried(answer["text"], answer["bytes"])
@@ -84,8 +83,7 @@ class Trial:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            self.close()
-            raise TrialError("the worker has ended") from None
+            raise self._ended() from None
         return json.loads(self._line(deadline, seconds))
 
     def _line(self, deadline: float, seconds: float) -> bytes:
@@ -98,7 +96,10 @@ class Trial:
                 raise TrialError(f"it does not compile within {seconds:g} s")
             part = os.read(pipe, _READ_BYTES)
             if not part:
-                self.close()
-                raise TrialError(f"it needs more than {self._limits.compile_bytes // 2**20} MiB, or nests too deep")
+                raise self._ended()
             parts.append(part)
         return b"".join(parts)
+
+    def _ended(self) -> OstinatoError:
+        self.close()
+        return OstinatoError("the worker that tries grammars out has ended: try again")

@@ -1,71 +1,51 @@
 """A process of its own that tries grammars out, so that one which explodes takes nobody along (runs per new grammar).
 
-It reads a line of JSON with the tokenizer, then one a grammar, and answers each with a line. It imports nothing of
-ours, so that it starts fast. Its memory is bounded once the tokenizer is loaded, and its time for each grammar: what
-exceeds that ends it, and so does a stack that overflows; whoever started it then knows enough.
+It reads a line of JSON with the tokenizer, then one a grammar, and answers each with a line. Each grammar gets a fork,
+whose memory, stack and time are bounded: what exceeds them ends that fork alone, and the next one costs no start. It
+imports nothing of ours, so that it starts fast.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import math
+import os
 import random
 import resource
+import select
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 STACK_BYTES = 2 * 2**20  # less than any thread of a server's has
-SPARE = 2.0  # so that a server which is there speaks first
+NICENESS = 10  # a tenth of what a step gets where both want the same core: trials must not slow the streams down
 NUM_WALKS, MAX_STEPS = 4, 48
-STEP_SECONDS = 0.1  # of a processor's time: all rows of a step wait for each of its masks
+STEP_SECONDS = 0.05  # of a processor's time: all rows of a step wait for each of its masks
 WALK_SECONDS = 0.5
+_READ_BYTES = 2**16
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # its end is that of its input
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # callers' grammars must not fill a disk
-    threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=_serve)
-    thread.start()
-    thread.join()
-
-
-def _serve() -> None:
     setup = json.loads(sys.stdin.readline())
-    special_ids = frozenset(setup["special_ids"])
     try:
         tokenizer = llguidance.LLTokenizer(setup["tokenizer"], n_vocab=setup["vocab_size"], eos_token=setup["eos_ids"])
-        _heap_bytes()  # what it loads is not of a grammar
     except Exception as error:
         _answer({"error": str(error)})
         return
-    most = _data_bytes() + setup["max_bytes"]
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    del setup["tokenizer"]
     _answer({})
     for line in sys.stdin:
-        _limit_seconds(setup["max_seconds"])
-        before = _heap_bytes()
-        try:
-            answer = _try(tokenizer, json.loads(line), special_ids)
-        except Exception as error:
-            answer = {"error": str(error) or type(error).__name__}
-        _answer({**answer, "kept_bytes": max(0, _heap_bytes() - before)})
-
-
-def _limit_seconds(seconds: float) -> None:
-    """Of a processor's time from now on, for a worker whose server was killed and can't end it."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    used = usage.ru_utime + usage.ru_stime
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + SPARE * seconds) + 1, resource.RLIM_INFINITY))
+        _answer(_forked(tokenizer, json.loads(line), setup))
 
 
 def _answer(answer: Mapping[str, Any]) -> None:
@@ -73,19 +53,74 @@ def _answer(answer: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _try(tokenizer: llguidance.LLTokenizer, job: Mapping[str, Any], special_ids: frozenset[int]) -> Mapping[str, Any]:
+def _forked(tokenizer: llguidance.LLTokenizer, job: Mapping[str, Any], setup: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a fork says of a grammar, or why it says nothing."""
+    deadline = time.monotonic() + setup["trial_seconds"]
+    reader, writer = os.pipe()
+    parent, child = os.getpid(), os.fork()
+    if not child:
+        os.close(reader)
+        _be_the_fork(tokenizer, job, setup, writer, parent)
+    os.close(writer)
+    said = _all_of(reader, deadline)
+    os.close(reader)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    if said is None:
+        return {"error": f"it does not compile within {setup['max_seconds']:g} s"}
+    if not said:
+        return {"error": f"it needs more than {setup['max_bytes'] // 2**20} MiB, or nests too deep"}
+    answer: Mapping[str, Any] = json.loads(said)
+    return answer
+
+
+def _be_the_fork(
+    tokenizer: llguidance.LLTokenizer, job: Mapping[str, Any], setup: Mapping[str, Any], writer: int, parent: int
+) -> NoReturn:
+    """Try the grammar within bounds, tell, and end. Nothing told: it went past a bound."""
+    try:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a server that ends its worker means this, too
+        if os.getppid() == parent:
+            os.nice(NICENESS)  # not the worker itself, which keeps the time
+            most = _data_bytes() + setup["max_bytes"]
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+            resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
+            try:
+                answer = _try(tokenizer, job, setup)
+            except Exception as error:
+                answer = {"error": str(error) or type(error).__name__}
+            with open(writer, "wb") as pipe:
+                pipe.write(json.dumps(answer).encode())
+    finally:
+        os._exit(0)
+
+
+def _all_of(reader: int, deadline: float) -> bytes | None:
+    """Everything up to the pipe's end, None where that does not come in time."""
+    parts: list[bytes] = []
+    while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not (part := os.read(reader, _READ_BYTES)):
+            return b"".join(parts)
+        parts.append(part)
+    return None
+
+
+def _try(tokenizer: llguidance.LLTokenizer, job: Mapping[str, Any], setup: Mapping[str, Any]) -> Mapping[str, Any]:
     """Compile a grammar and follow it at random: {"error"}, or its {"text"} and how many "bytes" it takes."""
-    before = _heap_bytes()
+    began_at, before = time.monotonic(), _heap_bytes()
     text = job["head"] + (gbnf_to_lark(job["text"]) if job["is_gbnf"] else job["text"])
     limits = llguidance.LLParserLimits(verbose_errors=False)
     seed = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(text), log_level=0, limits=limits)
     if seed.is_error():
         return {"error": seed.get_error()}
+    compile_seconds = time.thread_time()
     rng = random.Random(0)
     deadline = time.thread_time() + WALK_SECONDS
     for _ in range(NUM_WALKS):
-        if error := _walk(seed.deep_copy(), rng, deadline, special_ids):
+        if error := _walk(seed.deep_copy(), rng, deadline, frozenset(setup["special_ids"])):
             return {"error": error}
+    if time.monotonic() - began_at + compile_seconds > setup["trial_seconds"]:  # the server compiles it once more
+        return {"error": f"it does not compile within {setup['max_seconds']:g} s"}
     return {"text": text, "bytes": max(0, _heap_bytes() - before)}
 
 
@@ -136,7 +171,7 @@ class _Heap(ctypes.Structure):
 
 def _heap_bytes() -> int:
     """What is allocated now, as glibc tells."""
-    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo = _LIBC.mallinfo2
     mallinfo.restype = _Heap
     heap = mallinfo()
     return int(heap.uordblks + heap.hblkhd)

@@ -121,18 +121,18 @@ class Grammars:
         return Grammar(seed, vocabulary, MIN_BYTES + 2 * len(spec.source) + tried.num_bytes)
 
     def _worker(self) -> Trial:
-        """One that waits, if it has not been killed meanwhile, or a new one."""
+        """One that waits, if nobody has killed it meanwhile, or a new one."""
         with suppress(queue.Empty):
             while True:
                 trial = self._idle.get_nowait()
-                if not trial.is_spent:
+                if not trial.has_ended:
                     return trial
                 trial.close()
         return Trial(self._setup(), self._limits)
 
     def _put_back(self, trial: Trial) -> None:
         with self._lock:
-            if trial.is_spent or self._is_closed:
+            if trial.has_ended or self._is_closed:
                 trial.close()
             else:
                 self._idle.put(trial)

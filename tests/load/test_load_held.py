@@ -19,11 +19,6 @@ TOY = Toy(step_seconds=0.002, max_rows=16)
 PROBE_SECONDS = 0.25
 
 
-def resident_mib(server: ToyProcess) -> float:
-    (line,) = [line for line in Path(f"/proc/{server.process.pid}/status").read_text().splitlines() if "VmRSS" in line]
-    return int(line.split()[1]) / 1024
-
-
 async def hold(server: ToyProcess) -> tuple[list[tuple[int, Heard]], list[int], list[float]]:
     """All callers call again and again: what they heard, the state at each probe, memory over time."""
     until = time.monotonic() + SECONDS
@@ -42,7 +37,7 @@ async def hold(server: ToyProcess) -> tuple[list[tuple[int, Heard]], list[int], 
             for path in ("/health", "/health/ready"):
                 async with connections.get(server.url + path) as response:
                     states.append(response.status)
-            memory.append(resident_mib(server))
+            memory.append(server.resident_bytes() / 2**20)
             await asyncio.sleep(PROBE_SECONDS)
 
     async with session() as connections:

@@ -53,7 +53,7 @@ def serve_toy(folder: Path, port: int, toy: Toy) -> int:
         loop.scheduler.plan = plan  # type: ignore[method-assign]
         return Served(MODEL, Bridge(loop, make_intake(limits), toy_tokenizer(folder), Metrics(), bounds))
 
-    bounds = ServeLimits(drain_seconds=toy.drain_seconds, max_waiting=toy.max_waiting)
+    bounds = ServeLimits(drain_seconds=toy.drain_seconds, max_waiting=toy.max_waiting, body_seconds=toy.body_seconds)
     try:
         run(create_app(load, ServeConfig(port=port, metrics_port=None, limits=bounds)))
     except OstinatoError as error:

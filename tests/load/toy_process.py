@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ class Toy:
     max_rows: int = 8
     max_waiting: int = 512
     drain_seconds: float = 30.0
+    body_seconds: float = 30.0
     dies_at: int = 0
     fails_to_load: bool = False
 
@@ -49,10 +51,18 @@ class ToyProcess:
         except httpx.TransportError:
             return False
 
+    def resident_bytes(self) -> int:
+        return resident_bytes(self.process.pid)
+
     def end(self) -> int:
         """Of SIGTERM: the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(PATIENCE_SECONDS)
+
+
+def resident_bytes(pid: int) -> int:
+    """Of memory, now. OSError where the process is gone."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
