@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
+import uvloop
 from machine import save_result
 from rich.console import Console
 from rich.table import Table
-from serving import TIMEOUT, first_model, run_load
+from serving import TIMEOUT, Record, first_model, run_load
 from workload import Arrival, poisson_arrivals
 
 from ostinato.runtime import LLM, RuntimeConfig, SamplingParams
@@ -67,7 +68,9 @@ async def until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
 
 def serve_once(url: str, model: str, arrivals: list[Arrival]) -> float:
     """Output tokens a second through HTTP."""
-    records, seconds = asyncio.run(run_load(url, model, arrivals))
+    records: list[Record]
+    seconds: float
+    records, seconds = uvloop.run(run_load(url, model, arrivals, quiet=True))
     if failed := [record.error for record in records if record.error]:
         raise SystemExit(f"{len(failed)} requests failed, the first with: {failed[0]}")
     return sum(record.num_tokens for record in records) / seconds

@@ -1,13 +1,14 @@
 """Open-loop load on any OpenAI-compatible server: Poisson arrivals, TTFT, TPOT, ITL, E2E and goodput (one run a call).
 
 python benchmarks/serving.py http://127.0.0.1:8000 --rate 4 --requests 100 --goodput ttft:500 tpot:60
+
+The client keeps bytes and times, and reads them once all streams have ended (raw_client.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import uvloop
 from machine import machine, save_result
+from raw_client import SILENT_SECONDS, Address, RawStream
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -43,10 +46,8 @@ class Record:
         return {"ttft": (first - self.sent) * 1e3, "tpot": (last - first) / gaps * 1e3, "e2e": (last - self.sent) * 1e3}
 
 
-async def send(session: aiohttp.ClientSession, url: str, model: str, arrival: Arrival, start: float) -> Record:
-    """Stream one completion, noting when each chunk came."""
-    await asyncio.sleep(max(0.0, start + arrival.at - time.perf_counter()))
-    record = Record(time.perf_counter() - start)
+async def send(address: Address, model: str, arrival: Arrival, start: float) -> RawStream | str:
+    """Stream one completion; its bytes once all have come, or why there are none."""
     body = {
         "model": model,
         "prompt": arrival.prompt,
@@ -56,45 +57,37 @@ async def send(session: aiohttp.ClientSession, url: str, model: str, arrival: Ar
         "ignore_eos": True,
         "stream_options": {"include_usage": True},
     }
+    await asyncio.sleep(max(0.0, start + arrival.at - time.perf_counter()))
     try:
-        async with session.post(f"{url}/v1/completions", json=body) as response:
-            if response.status != 200:
-                record.error = f"HTTP {response.status}: {(await response.text())[:200]}"
-                return record
-            async for line in response.content:
-                note_line(record, line, start)
-    except (aiohttp.ClientError, TimeoutError) as error:
-        record.error = f"{type(error).__name__}: {error}"
-    if not record.error and not record.token_times:
-        record.error = "no token came"
-    return record
+        stream = await address.stream("/v1/completions", body)
+    except OSError as error:
+        return f"{type(error).__name__}: {error}"
+    while not stream.done.done():
+        await asyncio.wait({stream.done}, timeout=SILENT_SECONDS)
+        stream.look()
+    return stream
 
 
-def note_line(record: Record, line: bytes, start: float) -> None:
-    """Count a server-sent line; only the usage and error chunks are parsed, so that the client costs little."""
-    if not line.startswith(b"data: {"):
-        return
-    if b'"error"' in line or b'"usage":{' in line or b'"usage": {' in line:
-        chunk = json.loads(line[6:])
-        record.error = json.dumps(chunk["error"]) if "error" in chunk else record.error
-        record.num_tokens = (chunk.get("usage") or {}).get("completion_tokens", record.num_tokens)
-        if not chunk.get("choices"):
-            return
-    record.token_times.append(time.perf_counter() - start)
+def record_of(sent: RawStream | str, start: float) -> Record:
+    """What a request saw."""
+    if isinstance(sent, str):
+        return Record(0.0, error=sent)
+    reply = sent.read()
+    return Record(sent.began_at - start, [at - start for at in reply.token_times], reply.num_tokens, reply.error)
 
 
 async def run_load(url: str, model: str, arrivals: list[Arrival], *, quiet: bool = False) -> tuple[list[Record], float]:
     """Send every arrival at its time; returns the records and the seconds from the first send to the last token."""
     columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    connector = aiohttp.TCPConnector(limit=0)
+    address = Address.of(url)
     with Progress(*columns, disable=quiet) as progress:
         bar = progress.add_task("", total=len(arrivals))
-        async with aiohttp.ClientSession(connector=connector, timeout=TIMEOUT) as session:
-            start = time.perf_counter()
-            tasks = [asyncio.create_task(send(session, url, model, arrival, start)) for arrival in arrivals]
-            for task in tasks:
-                task.add_done_callback(lambda _: progress.advance(bar))
-            records = await asyncio.gather(*tasks)
+        start = time.perf_counter()
+        tasks = [asyncio.create_task(send(address, model, arrival, start)) for arrival in arrivals]
+        for task in tasks:
+            task.add_done_callback(lambda _: progress.advance(bar))
+        sent = await asyncio.gather(*tasks)
+    records = [record_of(one, start) for one in sent]
     done = [record.token_times[-1] for record in records if not record.error]
     return records, max(done, default=0.0)
 
@@ -190,7 +183,7 @@ def main() -> int:
     url = args.url.rstrip("/")
     model = args.model or asyncio.run(first_model(url))
     arrivals = poisson_arrivals(args.requests, args.rate, args.input_words, args.output_tokens, args.seed)
-    records, seconds = asyncio.run(run_load(url, model, arrivals))
+    records, seconds = uvloop.run(run_load(url, model, arrivals))
     summary = summarize(records, seconds, goals)
     print_summary(summary)
     for error in sorted({record.error for record in records if record.error})[:5]:

@@ -68,12 +68,13 @@ class _Answer(Response):
         stream, outlet = self._stream, scope["state"][OUTLET]
         reader = Reader(stream, send, outlet)
         stream.take = self._taker(outlet)
-        with outlet.watched(stream.cancel):
-            try:
-                await self._answer(scope, receive, reader.send)
-                await reader.flush()
-            finally:
-                stream.cancel()
+        outlet.watch(stream.cancel)
+        try:
+            await self._answer(scope, receive, reader.send)
+            await reader.flush()
+        finally:
+            outlet.unwatch(stream.cancel)
+            stream.close()
 
     @abstractmethod
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...

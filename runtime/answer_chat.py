@@ -73,11 +73,18 @@ class ChatWriter:
         self._tokenizer = tokenizer
         self._opening = _OPENING_OF_CALLS if tools else _OPENING
         self._choices = [_Choice(tools) for _ in range(num_choices)]
+        is_plain = body.stream and not tools and not self._has_logprobs
+        self._around = [
+            self._frame.around(index, b'"delta":{"content":', b"}") for index in range(num_choices if is_plain else 0)
+        ]
 
     def opening(self) -> bytes:
         return b"".join(self._frame.chunk(index, self._opening) for index in range(len(self._choices)))
 
     def chunks(self, index: int, delta: Delta) -> bytes:
+        if self._around and delta.text and delta.finish_reason is None:
+            head, tail = self._around[index]
+            return head + to_json(delta.text) + tail
         choice = self._choices[index]
         parts = [_delta(piece) for piece in choice.pieces(delta)]
         logprobs = to_json(chat_logprobs(self._tokenizer, delta.logprobs)) if self._has_logprobs else NULL

@@ -59,11 +59,16 @@ class CompletionWriter:
         self._num_shown = body.n or 1
         self._stream = stream
         self._choices = [_Choice(tokenizer, echo) for echo in echoes]
+        is_plain = body.stream and not body.echo and not self._has_logprobs
+        self._around = [self._frame.around(index, b'"text":') for index in range(len(echoes) if is_plain else 0)]
 
     def opening(self) -> bytes:
         return b""
 
     def chunks(self, index: int, delta: Delta) -> bytes:
+        if self._around and delta.text and delta.finish_reason is None:
+            head, tail = self._around[index]
+            return head + to_json(delta.text) + tail
         choice = self._choices[index]
         chunks = b""
         if not choice.is_echoed:

@@ -248,12 +248,13 @@ class Bridge:
         call.finish_reasons.append(reason)
         call.num_output += row.choice.completion_tokens
         call.num_cached = row.stream.num_cached
+        segments = timeline.cut(made)
         if not row.stream.open_ids:
-            call.path.taken(timeline, made, now)
+            call.path.taken(segments, made.at, now)
         tokens = row.request.num_prompt, row.choice.completion_tokens
         if reason in ("stop", "length"):
             self._row_seconds += _WEIGHT * (now - (call.first_token_at or now) - self._row_seconds)
-        self.metrics.count_end(reason, now - row.submitted_at, *tokens, timeline.cut(made))
+        self.metrics.count_end(reason, now - row.submitted_at, *tokens, segments)
 
     def trouble(self) -> str | None:
         """Why this server should get no calls now, None if it should."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -35,7 +35,7 @@ class CallRecord:
     began_at: float
     seconds: float
     spans: dict[str, float]
-    pieces: tuple[Piece, ...]
+    path: CriticalPath
     first_token_seconds: float | None
     num_choices: int
     num_prompt: int
@@ -45,16 +45,23 @@ class CallRecord:
     finish_reasons: tuple[str, ...]
     is_slow: bool  # its reader was dropped
 
+    @property
+    def pieces(self) -> list[Piece]:
+        """Its path, stretch by stretch."""
+        return self.path.pieces
+
 
 class Call:
-    """`id` is always fresh: a client's own never names anything inside. `ignored`: fields that were not understood.
+    """`id` is always fresh: a client's own never names anything inside. `fields`: of its head, the first of each name.
+    `ignored`: fields of its body that were not understood.
 
     `path`: the spans of its time; what the loop did is in `timelines`, one a choice. The counts are of all choices.
     """
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Caller, fields: Mapping[bytes, bytes] | None = None) -> None:
         self.id = f"req-{secrets.token_hex(16)}"
         self.caller = caller
+        self._fields = fields or {}
         self.key_name = self.client_id = ""  # for the log: whose key came, and what the client calls this
         self.path = CriticalPath()
         self.timelines: list[Timeline] = []
@@ -72,6 +79,11 @@ class Call:
     @property
     def began_at(self) -> float:
         return self.path.began_at
+
+    def field(self, name: bytes) -> str | None:
+        """A field of its head."""
+        value = self._fields.get(name)
+        return None if value is None else value.decode("latin-1")
 
     def span(self, name: str) -> Span:
         """What happens inside belongs to `name`, one of `critical_path.SPANS`."""
@@ -104,7 +116,7 @@ class Call:
 
     def record(self, route: str) -> CallRecord:
         """What is kept of a call that is closed."""
-        path = self.path
+        path, first = self.path, self.first_token_at
         return CallRecord(
             id=self.id,
             route=route,
@@ -113,8 +125,8 @@ class Call:
             began_at=path.began_at,
             seconds=self.seconds,
             spans=path.spans(),
-            pieces=tuple(path.pieces),
-            first_token_seconds=None if self.first_token_at is None else self.first_token_at - path.began_at,
+            path=path,
+            first_token_seconds=None if first is None else first - path.began_at,
             num_choices=len(self.timelines),
             num_prompt=self.num_prompt,
             num_cached=self.num_cached,
@@ -131,5 +143,5 @@ def _ms(seconds: float) -> float:
 
 def call_of(request: Request) -> Call:
     """The call that a request is."""
-    call: Call = request.state.call
+    call: Call = request.scope["state"]["call"]
     return call

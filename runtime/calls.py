@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .access_log import log_access
@@ -17,6 +16,7 @@ from .wire_errors import refusal
 
 logger = logging.getLogger(__name__)
 
+_ANYBODY = Caller()
 _CLIENT_ID = re.compile(r"[\x20-\x7e]{1,128}")
 _LEFT = 499  # who asked went away before there was an answer: nginx's number
 
@@ -29,12 +29,9 @@ class Calls:
         self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        call = Call(Caller())
-        given = Headers(scope=scope).get("x-request-id", "")
-        call.client_id = given if _CLIENT_ID.fullmatch(given) else ""
+        call = Call(_ANYBODY, dict(reversed(scope["headers"])))
+        given = call.field(b"x-request-id")
+        call.client_id = given if given and _CLIENT_ID.fullmatch(given) else ""
         scope.setdefault("state", {})["call"] = call
         account = Account(call, receive, send)
         try:
@@ -45,6 +42,7 @@ class Calls:
                 await refusal(error).response()(scope, receive, account.send)
         finally:
             self._account(call, scope)
+            scope["state"].clear()  # uvicorn keeps the scope in a circle, until the next search for garbage
 
     def _account(self, call: Call, scope: Scope) -> None:
         call.close()

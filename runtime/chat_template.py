@@ -31,7 +31,7 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._sandbox = TemplateSandbox()
         try:
-            self._templates = {name: self._sandbox.from_string(source) for name, source in sources.items()}
+            self._templates = {name: self._sandbox.compiled(source) for name, source in sources.items()}
         except TemplateError as error:
             raise BundleError(
                 f"the bundle's chat template does not compile ({error}): mend it in the checkpoint and build again"

@@ -83,6 +83,8 @@ class ChoiceStream:
             self.num_cached = event.num_cached
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
+        if not (self._matcher or self._tokens or event.forced or event.finish) and event.token_id is not None:
+            return self._push_plain(event.token_id, event.logprob)
         text, stopped = "", False
         for token_id, logprob, finish in _tokens_of(event):
             shown, stopped = self._show(self._text_of(token_id, logprob, finish), finish is not None)
@@ -99,6 +101,17 @@ class ChoiceStream:
         if not text:
             return None
         return Delta(text, *self._take(all_tokens=False))
+
+    def _push_plain(self, token_id: int, logprob: TokenLogprob | None) -> Delta | None:
+        """One token of many, where nothing is held back: what `push` does for any."""
+        self.completion_tokens += 1
+        text = self._detokenizer.push((token_id,))
+        self._num_chars += len(text)
+        self._num_shown += len(text)
+        if text and not self._detokenizer.holds:
+            return Delta(text, (token_id,), () if logprob is None else (logprob,))
+        self._tokens.append(_Token(token_id, logprob, self._num_chars + self._detokenizer.holds))
+        return Delta(text, *self._take(all_tokens=False)) if text else None
 
     def _text_of(self, token_id: int | None, logprob: TokenLogprob | None, finish: str | None) -> str:
         """The new text; at the end the unfinished character too."""

@@ -55,6 +55,11 @@ class Frame:
             self._start, index, content, logprobs, finish, self._end,
         )  # fmt: skip
 
+    def around(self, index: int, before: bytes, after: bytes = b"") -> tuple[bytes, bytes]:
+        """What stands around one choice's text in all of its chunks that have nothing else."""
+        head, tail = self.chunk(index, before + b"\0" + after).split(b"\0")
+        return head, tail
+
     def closing(self, stream: Stream) -> bytes:
         """What ends the stream: the usage and the timings if they were asked for, and the mark."""
         timings = timings_field(stream)

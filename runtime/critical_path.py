@@ -10,11 +10,11 @@ What the server's thread does for the call while the loop has it costs no wall t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
-from .timeline import PHASES, REASONS, Snapshot, Stage, Timeline
+from .timeline import PHASES, REASONS, Segment, Stage
 
 _SHOWN = {"launch": "upload", "wait": "execute"}  # what a phase of the loop is to a request
 _BEFORE = ("read", "auth", "parse", "tokenize", "grammar", "other", "handoff")
@@ -22,7 +22,7 @@ _AFTER = ("host", "detokenize", "format", "write", "idle")
 
 
 def _name_of(stage: Stage, part: str) -> str:
-    return f"{stage.value}_{_SHOWN.get(part, part)}"
+    return f"{stage}_{_SHOWN.get(part, part)}"
 
 
 _OF_LOOP = {stage: {part: _name_of(stage, part) for part in (*PHASES, *REASONS)} for stage in Stage}
@@ -56,21 +56,31 @@ class Span:
         self._path.enter(self._before)
 
 
+class _Mark(NamedTuple):
+    """Where a stretch ends; it began where the one before did. `parts`: its seconds by span; None: `name` has all."""
+
+    name: str
+    at: float
+    parts: dict[str, float] | None = None
+
+
 class CriticalPath:
-    """On the asyncio thread. `pieces` follow each other without gaps from `began_at` to the last cut."""
+    """On the asyncio thread. Keeps the ends of stretches alone; what they add up to is found when somebody looks."""
+
+    __slots__ = ("_marks", "_name", "_now", "began_at", "is_in_loop")
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self.pieces: list[Piece] = []
         self.is_in_loop = False  # choices are being made
+        self._marks: list[_Mark] = []
         self._now = now
         self._name = "other"
-        self.began_at = self._since = now()
+        self.began_at = now()
 
     def enter(self, name: str) -> str:
         """What the server's thread does for the call from now on; returns what it did before."""
         before = self._name
         if not self.is_in_loop:
-            self._cut(self._now())
+            self._marks.append(_Mark(before, self._now()))
         self._name = name
         return before
 
@@ -81,54 +91,58 @@ class CriticalPath:
     def spent(self, name: str) -> None:
         """What the server's thread did since the last cut was `name`."""
         if not self.is_in_loop:
-            now = self._now()
-            self._add(name, self._since, now)
-            self._since = now
+            self._marks.append(_Mark(name, self._now()))
 
     def submitted(self) -> None:
         """The loop is about to be told of the call."""
-        self._cut(self._now())
+        self.enter("idle")
         self.is_in_loop = True
-        self._name = "idle"
 
-    def taken(self, timeline: Timeline, made: Snapshot, now: float) -> None:
-        """The last choice has ended: its event was made at `made`, and the server's thread took it up at `now`."""
+    def taken(self, segments: Sequence[Segment], made: float, now: float) -> None:
+        """The last choice has ended, and the loop was at `segments` for it: its event was made at `made`, and the
+        server's thread took it up at `now`.
+        """
         self.is_in_loop = False
-        self._since = now
-        segments = timeline.cut(made)
-        at = self.pieces[-1].ended_at if self.pieces else self.began_at
-        self._add("handoff", at, segments[0].began_at if segments else made.at)
-        for stage, began_at, ended_at, parts in segments:
+        marks = self._marks
+        marks.append(_Mark("handoff", segments[0].began_at if segments else made))
+        for stage, _, ended_at, parts in segments:
             names = _OF_LOOP[stage]
-            spans = {names[part]: seconds for part, seconds in parts.items()}
-            self.pieces.append(Piece(stage.value, began_at, ended_at, spans))
-        self._add("host", made.at, now)
+            marks.append(_Mark(stage, ended_at, {names[part]: seconds for part, seconds in parts.items()}))
+        marks.append(_Mark("host", now))
 
     def end(self, now: float | None = None) -> None:
         """The call is over, or is looked at."""
         if not self.is_in_loop:
-            self._cut(self._now() if now is None else now)
+            self._marks.append(_Mark(self._name, self._now() if now is None else now))
 
     def spans(self) -> dict[str, float]:
         """Seconds by name, in the order of a call, up to the last cut; they add up to `seconds`."""
         totals: dict[str, float] = {}
-        for piece in self.pieces:
-            for name, seconds in piece.spans.items():
-                totals[name] = totals.get(name, 0.0) + seconds
+        since = self.began_at
+        for name, at, parts in self._marks:
+            if parts is not None:
+                for part, seconds in parts.items():
+                    totals[part] = totals.get(part, 0.0) + seconds
+            elif at > since:
+                totals[name] = totals.get(name, 0.0) + at - since
+            since = at
         return {name: totals[name] for name in SPANS if name in totals}
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """They follow each other without gaps from `began_at` to the last cut."""
+        pieces: list[Piece] = []
+        since = self.began_at
+        for name, at, parts in self._marks:
+            began_at = since
+            if parts is None and pieces and pieces[-1].name == name:
+                began_at = pieces.pop().began_at
+            if at > began_at:
+                pieces.append(Piece(name, began_at, at, {name: at - began_at} if parts is None else parts))
+            since = at
+        return pieces
 
     @property
     def seconds(self) -> float:
         """From the call's beginning to the last cut of the path."""
-        return self.pieces[-1].ended_at - self.began_at if self.pieces else 0.0
-
-    def _cut(self, now: float) -> None:
-        self._add(self._name, self._since, now)
-        self._since = now
-
-    def _add(self, name: str, began_at: float, ended_at: float) -> None:
-        if ended_at <= began_at:
-            return
-        if self.pieces and self.pieces[-1].name == name:
-            began_at = self.pieces.pop().began_at
-        self.pieces.append(Piece(name, began_at, ended_at, {name: ended_at - began_at}))
+        return self._marks[-1].at - self.began_at if self._marks else 0.0

@@ -8,8 +8,8 @@ prompt's. A leading space is dropped once a text, where the tokenizer does so.
 
 from __future__ import annotations
 
+from codecs import utf_8_decode
 from collections.abc import Sequence
-from encodings.utf_8 import IncrementalDecoder
 from typing import Protocol
 
 from .token_bytes import TokenBytes
@@ -50,9 +50,9 @@ class ByteDetokenizer:
 
     def __init__(self, table: TokenBytes, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._pieces = table.pieces(skip_special_tokens)
-        self._utf8 = IncrementalDecoder("replace")
+        self._held = b""  # of a character that is not whole
         tail = self._last_bytes(prompt_ids)
-        self._utf8.decode(tail)
+        self._decode(tail)
         self._strip_space = table.strips_space and not tail
         self._drop_mark = self.holds
 
@@ -70,14 +70,21 @@ class ByteDetokenizer:
         if self._strip_space and raw:
             self._strip_space = False
             raw = raw.removeprefix(b" ")
-        return self._unmarked(self._utf8.decode(raw))
+        if self._held or not raw.isascii():
+            return self._unmarked(self._decode(self._held + raw))
+        return raw.decode("ascii")
+
+    def _decode(self, raw: bytes, is_last: bool = False) -> str:
+        text, num_whole = utf_8_decode(raw, "replace", is_last)
+        self._held = raw[num_whole:]
+        return text
 
     @property
     def holds(self) -> bool:
-        return bool(self._utf8.buffer)
+        return bool(self._held)
 
     def finish(self) -> str:
-        return self._unmarked(self._utf8.decode(b"", True))
+        return self._unmarked(self._decode(self._held, True))
 
     def _unmarked(self, text: str) -> str:
         if self._drop_mark and text:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,22 +42,19 @@ class Guard:
         self._hosts = frozenset(name.lower() for name in config.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        origin = headers.get("origin", "")
+        call: Call = scope["state"]["call"]
+        origin = call.field(b"origin") or ""
         if origin in self._origins:
             send = _allowing(origin, send)
         try:
             if self._checks_host:
-                self._check_host(headers.get("host"))
+                self._check_host(call.field(b"host"))
             if scope["method"] == "OPTIONS":
-                await self._preflight(origin, headers)(scope, receive, send)
+                await self._preflight(origin, call)(scope, receive, send)
                 return
             if scope["method"] == "POST" and origin and origin not in self._origins:
-                _check_same_origin(origin, headers.get("host", ""))
-            key = self._key(scope, headers)
+                _check_same_origin(origin, call.field(b"host") or "")
+            key = self._key(scope, call)
             if key is None or scope["method"] != "POST":
                 await self._app(scope, receive, send)
                 return
@@ -70,22 +67,21 @@ class Guard:
         """A browser always sends one; HTTP/1.0 may leave it out."""
         if given is None:
             return
-        name = re.sub(r":\d*$", "", given).strip("[]").rstrip(".").lower()
+        name = _host_name(given)
         if not (is_loopback(name) or name in self._hosts):
             raise HttpError(
                 403, "this server is not known by that host name: call 127.0.0.1, or let it start with --allowed-host"
             )
 
-    def _key(self, scope: Scope, headers: Headers) -> Key | None:
+    def _key(self, scope: Scope, call: Call) -> Key | None:
         """The caller's key, None where none is needed."""
         if not self._keys or self._is_open(scope["method"], scope["path"]):
             return None
-        key = self._keys.find(headers.get("authorization", ""))
+        key = self._keys.find(call.field(b"authorization") or "")
         if key is None:
             raise HttpError(
                 401, "no valid API key: send it in the header Authorization: Bearer KEY", code="invalid_api_key"
             )
-        call: Call = scope["state"]["call"]
         call.caller, call.key_name = self._keys.caller(key), key.name
         return key
 
@@ -95,14 +91,20 @@ class Guard:
         is_looked_at = self._is_local_aside and (path in _LOOKED_AT or path.startswith(_LOOKED_BELOW))
         return path in OPEN_PATHS or is_looked_at
 
-    def _preflight(self, origin: str, headers: Headers) -> Response:
+    def _preflight(self, origin: str, call: Call) -> Response:
         if origin not in self._origins:
             return Response(status_code=204)
-        wanted = headers.get("access-control-request-headers", "")
+        wanted = call.field(b"access-control-request-headers") or ""
         allowed = {"access-control-allow-methods": "GET, POST", "access-control-max-age": _PREFLIGHT_SECONDS}
         if _FIELD_NAMES.fullmatch(wanted):
             allowed["access-control-allow-headers"] = wanted
         return Response(status_code=204, headers=allowed)
+
+
+@lru_cache(maxsize=64)
+def _host_name(given: str) -> str:
+    """A Host field without its port."""
+    return re.sub(r":\d*$", "", given).strip("[]").rstrip(".").lower()
 
 
 def _check_same_origin(origin: str, host: str) -> None:

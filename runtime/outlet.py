@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -20,16 +19,20 @@ class Outlet:
         self._flow = cycle.flow
         self._leavers = leavers
 
-    @contextmanager
-    def watched(self, leave: Callable[[], None]) -> Iterator[None]:
-        """Inside, `leave` is called if the connection is lost, or was before."""
+    def watch(self, leave: Callable[[], None]) -> None:
+        """From now on, `leave` is called if the connection is lost, or was before."""
         if self.transport.is_closing():
             leave()
         self._leavers.add(leave)
-        try:
-            yield
-        finally:
-            self._leavers.discard(leave)
+
+    def unwatch(self, leave: Callable[[], None]) -> None:
+        """It is not called any more."""
+        self._leavers.discard(leave)
+
+    @property
+    def has_whole_body(self) -> bool:
+        """Whether all of the request is here."""
+        return not self._cycle.more_body
 
     @property
     def is_open(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,10 +39,16 @@ RANGES: Mapping[str, tuple[float, float]] = {  # of SamplingParams' fields where
     "seed": (-(2 ** (SEED_BITS - 1)), 2**SEED_BITS - 1),
 }
 BIAS_RANGE = (-100.0, 100.0)
-_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-_INTEGERS = ("top_k", "min_tokens", "n")
-_OPTIONAL_INTEGERS = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
-_FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos")
+_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {  # of SamplingParams' fields, and their names for people
+    **dict.fromkeys(
+        ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+        ((int, float), "a number"),
+    ),
+    **dict.fromkeys(("top_k", "min_tokens", "n"), ((int,), "an integer")),
+    **dict.fromkeys(("seed", "max_tokens", "logprobs", "prompt_logprobs"), ((int, type(None)), "an integer or None")),
+    **dict.fromkeys(("include_stop_str_in_output", "skip_special_tokens", "ignore_eos"), ((bool,), "True or False")),
+    **dict.fromkeys(("stop", "stop_token_ids", "logit_bias"), ((tuple, list), "a tuple")),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,36 +80,21 @@ class SamplingParams:
     n: int = 1
 
     def __post_init__(self) -> None:
-        self._check_types()
-        for name, (low, high) in RANGES.items():
-            if (value := getattr(self, name)) is not None:
-                _in_range(name, value, low, high)
+        """A wrong type must fail here, not in a step that other requests share."""
+        given = [(name, value) for name, default in _DEFAULTS if (value := getattr(self, name)) is not default]
+        for name, value in given:
+            _is_a(name, value, *_TYPES[name])
+        for name, value in given:
+            if name in RANGES and value is not None:
+                _in_range(name, value, *RANGES[name])
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}", param="min_tokens")
         self._check_stops()
         self._check_bias()
 
-    def _check_types(self) -> None:
-        """A wrong type must fail here, not in a step that other requests share."""
-        for name in _NUMBERS:
-            _is_a(name, getattr(self, name), (int, float), "a number")
-        for name in _INTEGERS:
-            _is_a(name, getattr(self, name), (int,), "an integer")
-        for name in _OPTIONAL_INTEGERS:
-            _is_a(name, getattr(self, name), (int, type(None)), "an integer or None")
-        for name in _FLAGS:
-            _is_a(name, getattr(self, name), (bool,), "True or False")
-        for name in ("stop", "stop_token_ids", "logit_bias"):
-            _is_a(name, getattr(self, name), (tuple, list), "a tuple")
+    def _check_stops(self) -> None:
         for text in self.stop:
             _is_a("stop", text, (str,), "strings")
-        for pair in self.logit_bias:
-            _is_a("logit_bias", pair, (tuple, list), "pairs of token id and number")
-            if len(pair) != 2:
-                raise RequestError(f"logit_bias has {len(pair)} values: give pairs", param="logit_bias")
-            _is_a("logit_bias", pair[1], (int, float), "pairs of token id and number")
-
-    def _check_stops(self) -> None:
         if len(self.stop_token_ids) > MAX_STOP_IDS:
             raise RequestError(
                 f"stop_token_ids has {len(self.stop_token_ids)} ids, at most {MAX_STOP_IDS} are allowed",
@@ -122,12 +113,19 @@ class SamplingParams:
                 f"logit_bias has {len(self.logit_bias)} entries, at most {MAX_LOGIT_BIAS} are allowed",
                 param="logit_bias",
             )
-        for _, value in self.logit_bias:
-            _in_range("logit_bias", value, *BIAS_RANGE)
+        for pair in self.logit_bias:
+            _is_a("logit_bias", pair, (tuple, list), "pairs of token id and number")
+            if len(pair) != 2:
+                raise RequestError(f"logit_bias has {len(pair)} values: give pairs", param="logit_bias")
+            _is_a("logit_bias", pair[1], (int, float), "pairs of token id and number")
+            _in_range("logit_bias", pair[1], *BIAS_RANGE)
 
     @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+_DEFAULTS = tuple((field.name, field.default) for field in fields(SamplingParams))
 
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:
@@ -142,6 +140,9 @@ def _is_a(name: str, value: object, kinds: tuple[type, ...], wanted: str) -> Non
 
 def check_token_ids(name: str, ids: Iterable[Any], vocab_size: int) -> None:
     """The one validator of every id list that a caller can send."""
+    ids = list(ids)
+    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size):
+        return
     for token_id in ids:
         if type(token_id) is not int and not isinstance(token_id, int | np.integer):
             raise RequestError(f"{name} has a {type(token_id).__name__}: give token ids", param=name)

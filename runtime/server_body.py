@@ -7,46 +7,50 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
+from starlette.types import Receive
 
-from .call import call_of
+from .call import Call, call_of
 from .door import Door
 from .json_depth import check_shape
+from .outlet import OUTLET, Outlet
 from .serve_limits import ServeLimits
 from .wire import BodyT, parse_body
 from .wire_errors import HttpError
 
 _MAX_INLINE_BYTES = 32 * 1024
+_MEDIA_TYPE = "application/json"
 
 T = TypeVar("T")
 
 
-async def read_body(request: Request, kind: type[BodyT]) -> tuple[BodyT, int]:
+async def read_body(request: Request, door: Door, kind: type[BodyT]) -> tuple[BodyT, int]:
     """The checked body and how many bytes it came in, for `digest`. Raises what `_read_bounded` and `parse_body` do."""
-    call, door = call_of(request), request.app.state.door
+    call = call_of(request)
     with call.span("parse"):
-        raw = await _read_bounded(request)
+        raw = await _read_bounded(request, door, call)
         ignored = None if door.strict_fields else call.ignored
-        return await digest(len(raw), partial(parse_body, kind, raw, ignored)), len(raw)
+        return await digest(len(raw), partial(parse_body, kind, raw, ignored, door.limits.max_messages)), len(raw)
 
 
-async def _read_bounded(request: Request) -> bytes:
+async def _read_bounded(request: Request, door: Door, call: Call) -> bytes:
     """The whole body. HttpError: 415 for another media type, 413 for too many bytes, 408 where they are too slow, 503
     where too much arrives at once. RequestError where its JSON is too deep or has too many objects.
     """
-    door: Door = request.app.state.door
     limits = door.limits
-    _check_media_type(request)
-    declared = request.headers.get("content-length", "")
+    _check_media_type(call)
+    declared = call.field(b"content-length") or ""
     if declared.isdigit() and int(declared) > limits.max_body_bytes:
         raise _too_large(limits)
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            raw = await _read(request, door)
-    except TimeoutError:
-        raise HttpError(408, f"the body did not arrive within {limits.body_seconds:g} s: send it faster") from None
-    except ClientDisconnect:
-        raise HttpError(400, "the body ended early") from None  # nobody is left to read this
+    outlet: Outlet = request.scope["state"][OUTLET]
+    if outlet.has_whole_body:
+        raw = await _read(request.receive, door)
+    else:
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                raw = await _read(request.receive, door)
+        except TimeoutError:
+            raise HttpError(408, f"the body did not arrive within {limits.body_seconds:g} s: send it faster") from None
     await digest(len(raw), partial(check_shape, raw, limits.max_json_depth, limits.max_json_objects))
     return raw
 
@@ -56,11 +60,16 @@ async def digest(num_bytes: int, work: Callable[[], T]) -> T:
     return work() if num_bytes <= _MAX_INLINE_BYTES else await asyncio.to_thread(work)
 
 
-async def _read(request: Request, door: Door) -> bytes:
+async def _read(receive: Receive, door: Door) -> bytes:
     body = bytearray()  # not a list of parts, which may be a byte each
     limits = door.limits
+    is_whole = False
     try:
-        async for part in request.stream():
+        while not is_whole:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise HttpError(400, "the body ended early")  # nobody is left to read this
+            part, is_whole = message["body"], not message["more_body"]
             body += part
             door.num_arriving_bytes += len(part)
             if len(body) > limits.max_body_bytes:
@@ -72,11 +81,11 @@ async def _read(request: Request, door: Door) -> bytes:
         door.num_arriving_bytes -= len(body)
 
 
-def _check_media_type(request: Request) -> None:
-    if request.headers.get("content-encoding", "identity") != "identity":
+def _check_media_type(call: Call) -> None:
+    if call.field(b"content-encoding") not in (None, "identity"):
         raise HttpError(415, "compressed bodies are not supported: send it plain")
-    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if media_type != "application/json":
+    given = call.field(b"content-type")
+    if given is not None and given.partition(";")[0].strip().lower() != _MEDIA_TYPE:
         raise HttpError(415, "the content type is not application/json: set that header")
 
 

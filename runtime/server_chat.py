@@ -30,7 +30,7 @@ def chat_routes(door: Door) -> list[Route]:
     async def chat(request: Request) -> Response:
         call = call_of(request)
         door.check_room()
-        body, num_bytes = await read_body(request, ChatBody)
+        body, num_bytes = await read_body(request, door, ChatBody)
         bridge = door.find(body.model)
         check_stream(body.stream, body.stream_options)
         call.wants_timings = bool(body.timings)

@@ -29,7 +29,7 @@ def completion_routes(door: Door) -> list[Route]:
     async def completions(request: Request) -> Response:
         call = call_of(request)
         door.check_room()
-        body, num_bytes = await read_body(request, CompletionBody)
+        body, num_bytes = await read_body(request, door, CompletionBody)
         bridge = door.find(body.model)
         check_stream(body.stream, body.stream_options)
         call.wants_timings = bool(body.timings)

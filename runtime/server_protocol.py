@@ -19,14 +19,16 @@ from .outlet import OUTLET, Outlet
 from .wire_errors import HttpError, refusal
 
 _GRACE_SECONDS = 5.0  # in which who reads a body says 408 itself
+_Due = tuple[float, Callable[[], None]]  # seconds, and what happens after them
 _FRAME_BYTES = 8  # that may be sent for each byte of a body: a chunk of one byte takes 6
 
 
 class BoundedHttp(HttpToolsProtocol):
     """Answers what is no HTTP, or too much of it, with an error object and hangs up.
 
-    One timer a connection: for the head that is awaited or under way, then for the body. Between two requests the
-    keep-alive timer runs instead. An offer to speak another protocol is passed over, as HTTP allows.
+    One timer a connection: for the head that is awaited or under way, then for the body. It is set once what has come
+    is parsed, which mostly is all. Between two requests the keep-alive timer runs instead. An offer to speak another
+    protocol is passed over, as HTTP allows.
     """
 
     def __init__(
@@ -46,12 +48,15 @@ class BoundedHttp(HttpToolsProtocol):
         self._num_body_bytes = self._num_frame_bytes = 0
         self._fault: HttpError | None = None
         self._answered: RequestResponseCycle | None = None  # of several requests the one whose turn it is
+        self._due: _Due | None = None  # what is awaited
+        self._timed: _Due | None = None  # what the timer is set to
         self._timer: asyncio.TimerHandle | None = None
         self._leavers: set[Callable[[], None]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._time(self._limits.head_seconds, self._head_is_late)
+        self._due = self._limits.head_seconds, self._head_is_late
+        self._set_timer()
         if len(self.connections) > self._limits.max_connections:
             self._refuse(HttpError(503, f"{self._limits.max_connections} connections are open: try again later"))
 
@@ -68,8 +73,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         while data and not self.transport.is_closing():
             data = self._feed(data)
-        if self._timer is None and (self.cycle is None or self.cycle.response_complete):  # what came began no request
-            self._time(self._limits.head_seconds, self._head_is_late)
+        if self._due is None and (self.cycle is None or self.cycle.response_complete):  # what came began no request
+            self._due = self._limits.head_seconds, self._head_is_late
+        if self._due is not self._timed:
+            self._set_timer()
 
     def _feed(self, data: bytes) -> bytes:
         """Parse; what is left to parse after an offer of another protocol."""
@@ -106,7 +113,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._is_in_head, self._num_head_bytes, self._num_frame_bytes = True, 0, 0
-        self._time(self._limits.head_seconds, self._head_is_late)
+        self._due = self._limits.head_seconds, self._head_is_late
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -119,7 +126,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self.parser.should_upgrade():  # the same head comes again without that
             return
         self._is_in_head, self._is_in_body = False, True
-        self._time(self._limits.body_seconds + _GRACE_SECONDS, self._body_is_late)
+        self._due = self._limits.body_seconds + _GRACE_SECONDS, self._body_is_late
         super().on_headers_complete()
         self.scope["state"][OUTLET] = Outlet(self.cycle, self._leavers)
 
@@ -137,7 +144,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._is_in_body = False
-        self._stop_timer()
+        self._due = None
         super().on_message_complete()
 
     def _check_head(self) -> None:
@@ -186,11 +193,15 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.write("\r\n".join([*head, "", ""]).encode("ascii") + body)
         self.transport.close()
 
-    def _time(self, seconds: float, late: Any) -> None:
-        self._stop_timer()
-        self._timer = self.loop.call_later(seconds, late)
-
-    def _stop_timer(self) -> None:
+    def _set_timer(self) -> None:
+        """To what is due now, or to nothing."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._timed = self._due
+        if self._due is not None:
+            self._timer = self.loop.call_later(*self._due)
+
+    def _stop_timer(self) -> None:
+        self._due = None
+        self._set_timer()

@@ -28,7 +28,7 @@ def response_routes(door: Door) -> list[Route]:
     async def responses(request: Request) -> Response:
         call = call_of(request)
         door.check_room()
-        body, num_bytes = await read_body(request, ResponseBody)
+        body, num_bytes = await read_body(request, door, ResponseBody)
         bridge = door.find(body.model)
         call.wants_timings = bool(body.timings)
         with renamed(_NAMES):
@@ -42,7 +42,7 @@ def response_routes(door: Door) -> list[Route]:
 async def _submit(door: Door, bridge: Bridge, call: Call, body: ResponseBody, num_bytes: int) -> Stream:
     params = body.params(door.limits)
     check_limits(params, 1, door.limits)
-    messages = body.messages(door.limits)
+    messages = body.messages()
     with call.span("tokenize"):
         token_ids = await digest(num_bytes, partial(_prompt_ids, bridge, messages))
     with call.span("grammar"):

@@ -25,7 +25,7 @@ from .wire_tokens import DetokenizeBody, TokenizeBody
 
 def token_routes(door: Door) -> list[Route]:
     async def tokenize(request: Request) -> Response:
-        body, num_bytes = await read_body(request, TokenizeBody)
+        body, num_bytes = await read_body(request, door, TokenizeBody)
         bridge = _bridge(door, body.model)
         body.check(door.limits)
         with call_of(request).span("tokenize"):
@@ -33,7 +33,7 @@ def token_routes(door: Door) -> list[Route]:
         return Response(answer, media_type="application/json")
 
     async def detokenize(request: Request) -> Response:
-        body, num_bytes = await read_body(request, DetokenizeBody)
+        body, num_bytes = await read_body(request, door, DetokenizeBody)
         bridge = _bridge(door, body.model)
         if len(body.tokens) > door.limits.max_detokenize_tokens:
             raise RequestError(f"tokens has more than {door.limits.max_detokenize_tokens} ids", param="tokens")

@@ -17,6 +17,9 @@ PromptLogprobs = tuple[TokenLogprob | None, ...]
 _CHUNK_BYTES = 256  # about what a delta takes besides its text
 
 
+def _do_nothing() -> None: ...
+
+
 class Stream:
     """Deltas in order of arrival. It ends when every choice has ended, when one fails, or when it is cancelled.
 
@@ -76,6 +79,11 @@ class Stream:
         self.is_cancelled = True
         self._abort_open()
         self._wake()
+
+    def close(self) -> None:
+        """Nobody reads on. What it calls is let go of: in a circle it would stay until the next search for garbage."""
+        self.cancel()
+        self.drop, self.take, self.call.leave = _do_nothing, None, None
 
     def beat(self) -> None:
         """Let the reader see an empty batch if nothing came since the beat before."""

@@ -19,7 +19,7 @@ REASONS = ("turn", "slots", "blocks", "budget", "tenant")  # why who waits has t
 _PLACES = {name: place for names in (PHASES, REASONS) for place, name in enumerate(names)}
 
 
-class Stage(enum.Enum):
+class Stage(enum.StrEnum):  # whose hash is its text's, and costs nothing
     """What a request is at while the loop has it."""
 
     QUEUE = "queue"

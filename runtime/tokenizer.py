@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from ostinato.engines.errors import BundleError, RequestError
 from .chat_template import Message, load_chat_template
 from .token_bytes import TokenBytes, token_bytes_of
 from .tool_style import ToolStyle
+from .word_memo import MAX_TEXT_CHARS, WordMemo, cuts_words
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -37,7 +39,7 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._vocabulary, decoder, config = _read(folder)
+        self._vocabulary, table, config = _read(folder)
         # Cutting and padding are the runtime's affair; set once, as changing them later is not thread-safe.
         self._vocabulary.no_truncation()
         self._vocabulary.no_padding()
@@ -50,9 +52,17 @@ class Tokenizer:
         self.vocab_size = max(tokens) + 1
         self.bos_id = self._id_of(named.get("bos_token"))
         self.eos_id = self._id_of(named.get("eos_token"))
-        self.table: TokenBytes | None = token_bytes_of(decoder, tokens, self.special_ids)
+        self.table: TokenBytes | None = token_bytes_of(table.get("decoder"), tokens, self.special_ids)
         self._longest = _longest_bytes(self.table, self._vocabulary.normalizer is not None)
         self._adds_bos = self.bos_id is not None and self._vocabulary.encode("").ids[:1] == [self.bos_id]
+        self._memo = WordMemo(partial(self._look_up, add_special_tokens=False)) if cuts_words(table) else None
+        self._prefix = self._prefix_ids()
+
+    def _prefix_ids(self) -> list[int] | None:
+        """What the tokenizer's own template puts before a text; None where it does more than that."""
+        bare, framed = self._look_up("a", False), self._look_up("a", True)
+        num_before = len(framed) - len(bare)
+        return framed[:num_before] if framed[num_before:] == bare else None
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self._vocabulary.token_to_id(token)
@@ -135,7 +145,13 @@ class Tokenizer:
                 param=param,
                 code="context_length_exceeded",
             )
-        # Unlike encode(), the batch call lets other threads run: a large text takes seconds. "fast" leaves offsets out.
+        prefix = self._prefix if add_special_tokens else []
+        if self._memo is None or prefix is None or len(text) > MAX_TEXT_CHARS:
+            return self._look_up(text, add_special_tokens)
+        return prefix + self._memo.encode(text)
+
+    def _look_up(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Unlike encode(), the batch call lets other threads run: a large text takes seconds. It leaves offsets out."""
         return self._vocabulary.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -172,15 +188,15 @@ def _longest_bytes(table: TokenBytes | None, has_normalizer: bool) -> int | None
     return max(len(raw) for raw in table.every.values()) * (_COMPOSED if has_normalizer else 1)
 
 
-def _read(folder: Path) -> tuple[Vocabulary, Any, Mapping[str, Any]]:
-    """The tokenizer, its `decoder` as JSON, and tokenizer_config.json."""
+def _read(folder: Path) -> tuple[Vocabulary, Mapping[str, Any], Mapping[str, Any]]:
+    """The tokenizer, tokenizer.json and tokenizer_config.json."""
     texts = []
     for name in (TOKENIZER_FILE, CONFIG_FILE):
         if not (folder / name).is_file():
             raise BundleError(f"{folder / name} is missing: build the bundle again")
         texts.append((folder / name).read_text())
     try:
-        return Vocabulary.from_str(texts[0]), json.loads(texts[0]).get("decoder"), json.loads(texts[1])
+        return Vocabulary.from_str(texts[0]), json.loads(texts[0]), json.loads(texts[1])
     except Exception as error:  # the library raises bare Exception
         raise BundleError(f"{folder} does not read as a tokenizer ({error}): build the bundle again") from None
 

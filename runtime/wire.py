@@ -7,8 +7,8 @@ OpenAI's that is not served here is refused by name, unless it has a value that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import orjson
@@ -141,10 +141,11 @@ _COPIED = (
 )  # fmt: skip
 
 
-def parse_body(kind: type[BodyT], raw: bytes, ignored: list[str] | None = None) -> BodyT:
+def parse_body(kind: type[BodyT], raw: bytes, ignored: list[str] | None = None, max_turns: int | None = None) -> BodyT:
     """Bytes of a body → a checked model; RequestError names the field at fault and never repeats its value.
 
-    Names of fields that nobody knows go to `ignored`; without such a list they are refused.
+    Names of fields that nobody knows go to `ignored`; without such a list they are refused. A conversation of more than
+    `max_turns` is refused before its turns are looked at, which takes long.
     """
     try:
         table = orjson.loads(raw)
@@ -152,6 +153,10 @@ def parse_body(kind: type[BodyT], raw: bytes, ignored: list[str] | None = None) 
         raise RequestError(f"the body is not valid JSON: {_clip(str(error), 200)}", code="invalid_json") from None
     if not isinstance(table, dict):
         raise RequestError("the body is JSON but not an object: send {…}", code="invalid_json")
+    for name in ("messages", "input"):
+        turns = table.get(name)
+        if max_turns is not None and isinstance(turns, list) and len(turns) > max_turns and name in kind.model_fields:
+            raise RequestError(f"{name} has {len(turns)} entries, at most {max_turns} are allowed", param=name)
     try:
         return kind.model_validate(_served_fields(kind, table, ignored))
     except ValidationError as error:
@@ -209,14 +214,17 @@ def _clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[:limit] + "…"
 
 
-@contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
+class renamed:  # noqa: N801 (a block, and no generator: it runs for every call)
     """Errors inside name a field as this body calls it."""
-    try:
-        yield
-    except RequestError as error:
-        error.param = names.get(error.param or "", error.param)
-        raise
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, RequestError):
+            error.param = self._names.get(error.param or "", error.param)
 
 
 def check_stream(stream: bool | None, options: WireModel | None) -> None:

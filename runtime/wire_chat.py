@@ -122,8 +122,6 @@ class ChatBody(SamplingBody, GrammarFields, ToolFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs true", param="top_logprobs")
         check_top_logprobs(self.top_logprobs, limits)
-        if len(self.messages) > limits.max_messages:
-            raise RequestError(f"messages exceed {limits.max_messages}: send fewer", param="messages")
         self._check_ending()
         return sampling_params(
             self,

@@ -160,10 +160,10 @@ class ResponseBody(SamplingFields):
     def has_logprobs(self) -> bool:
         return INCLUDE_LOGPROBS in self.include
 
-    def messages(self, limits: ServeLimits) -> list[dict[str, Any]]:
-        """The conversation for the chat template; RequestError where it is too long."""
-        if not 0 < len(self.input) <= limits.max_messages:
-            raise RequestError(f"input has {len(self.input)} items: give 1 to {limits.max_messages}", param="input")
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation for the chat template; RequestError where it is empty."""
+        if not self.input:
+            raise RequestError("input has no items: give one or more", param="input")
         told = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         return [*told, *(plain_turn(item.role, item.content) for item in self.input)]
 

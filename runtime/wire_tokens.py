@@ -33,8 +33,6 @@ class TokenizeBody(WireModel):
             raise RequestError(f"{other} has no meaning for {kind}: leave it out", param=other)
         if self.prompt is not None and len(self.prompt) > limits.max_tokenize_chars:
             raise RequestError(f"prompt exceeds {limits.max_tokenize_chars} characters: send less", param="prompt")
-        if len(self.messages) > limits.max_messages:
-            raise RequestError(f"messages has more than {limits.max_messages} entries: send less", param="messages")
 
 
 class DetokenizeBody(WireModel):

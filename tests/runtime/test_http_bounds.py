@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +12,9 @@ from ostinato.runtime.serve_limits import ServeLimits
 from tests.fakes import PosLM
 from tests.http_calls import LIMITS, complete
 from tests.raw_http import Reply, connect, exchange, is_closed, post, read_reply, send
-from tests.scale import IS_SOAK, scaled
-from tests.serving import ANY_PORTS, MODEL, VOCAB_SIZE, Running, await_true, serving
+from tests.serving import ANY_PORTS, VOCAB_SIZE, Running, await_true, serving
 
 QUICK = ServeLimits(head_seconds=0.5, body_seconds=0.5, max_body_bytes=4096, max_connections=40)
-SLOW = ServeLimits() if IS_SOAK else replace(QUICK, max_connections=2000)
-MIB = 2**20
 
 
 def head(*lines: str, path: str = "/health") -> bytes:
@@ -38,10 +33,6 @@ def status_of(url: str, *parts: bytes) -> int:
     if reply.status >= 400:
         reply.error()
     return reply.status
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(scope="module")
@@ -203,45 +194,3 @@ def test_connections_past_the_bound_are_told_to_come_back(strict: Running) -> No
     for connection in connections:
         connection.close()
     await_true(lambda: (reply := asked()) is not None and reply.status == 200, "the places were not given back")
-
-
-def test_large_and_slow_senders_cost_little_and_others_do_not_notice(tmp_path: Path) -> None:
-    """Bodies of 200 MB, and hundreds of sockets that send a byte now and then, at full size in a soak."""
-    num_slow, num_parts = scaled(25, 500), scaled(160, 3200)
-    config = replace(ANY_PORTS, limits=SLOW)
-    with serving(tmp_path, LIMITS, PosLM(LIMITS, VOCAB_SIZE), config=config) as server, server.client() as client:
-        complete(client, max_tokens=1)
-        wanted = complete(client, seed=1, max_tokens=20).json()["choices"]
-        before = resident_bytes()
-        slow = [connect(server.url) for _ in range(num_slow)]
-        for connection in slow:
-            send(connection, post("/v1/completions", b"{", length=1000))
-        is_over = threading.Event()
-
-        def trickle() -> None:
-            while not is_over.wait(0.05 if not IS_SOAK else 1.0):
-                for connection in slow:
-                    send(connection, b" ")
-
-        thread = threading.Thread(target=trickle)
-        thread.start()
-        try:
-            part = b"x" * 2**16
-            chunk = b"%x\r\n%s\r\n" % (len(part), part)
-            start = post("/v1/completions", b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
-            for parts in ([post("/v1/completions", b"", length=num_parts * 2**16), part], [start, chunk]):
-                assert status_of(server.url, parts[0], *[parts[1]] * num_parts) == 413
-            assert status_of(server.url, post("/v1/completions", b"[" * 10_000)) in (400, 413)
-            assert client.get("/health").status_code == 200
-            assert complete(client, seed=1, max_tokens=20).json()["choices"] == wanted
-            for connection in slow:
-                reply = read_reply(connection)
-                assert reply is None or reply.status == 408
-        finally:
-            is_over.set()
-            thread.join()
-        assert resident_bytes() - before < 64 * MIB
-        for connection in slow:
-            connection.close()
-        server.await_idle()
-        assert MODEL in client.get("/v1/models").text

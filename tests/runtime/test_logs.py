@@ -184,20 +184,24 @@ def test_hostile_requests_make_few_series(tmp_path: Path) -> None:
     """Random methods, paths, models, ids and users: 100,000 of them in a soak."""
     chance = random.Random(3)
 
-    def word(size: int = 9) -> str:
-        return "".join(chance.choices(string.ascii_letters, k=size))
+    def word() -> str:
+        return "canary" + "".join(chance.choices(string.ascii_letters, k=9))
 
-    with serving(tmp_path, LIMITS, PosLM(LIMITS, VOCAB_SIZE)) as server, server.client() as client:
+    with (
+        logged(JsonLines(), logging.INFO) as text,
+        serving(tmp_path, LIMITS, PosLM(LIMITS, VOCAB_SIZE)) as server,
+        server.client() as client,
+    ):
         complete(client, max_tokens=1)
         before = {line.rpartition(" ")[0] for line in server.metrics().splitlines()}
         paths = [*client.get("/openapi.json").json()["paths"], "/metrics", "/"]
         with connect(server.url) as connection:
-            for number in range(scaled(2_000, 100_000)):
+            for number in range(scaled(5_000, 100_000)):
                 path = chance.choice(paths) if number % 3 else f"/{word()}/{word()}?{word()}={word()}"
                 path = path.replace("{name}", word())
                 body = json.dumps({"model": word(), "user": word(), "prompt": word()}).encode()
                 method = chance.choice(["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "PROPFIND", "SUBSCRIBE"])
-                lines = [f"{method} {path} HTTP/1.1", "host: 127.0.0.1", f"x-request-id: {word()}"]
+                lines = [f"{method} {path} HTTP/1.1", "host: 127.0.0.1", f"x-request-id: {number}"]
                 lines += ["content-type: application/json", f"content-length: {len(body)}", f"{word()}: {word()}"]
                 send(connection, "\r\n".join([*lines, "", ""]).encode() + body)
                 reply = read_reply(connection)
@@ -208,3 +212,5 @@ def test_hostile_requests_make_few_series(tmp_path: Path) -> None:
     new = {line.rpartition(" ")[0] for line in page.splitlines()} - before
     assert len(new) <= 50
     assert len(page) <= 2**20
+    assert "canary" not in page.lower()
+    assert "canary" not in text.getvalue().lower()

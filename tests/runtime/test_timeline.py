@@ -88,7 +88,7 @@ def test_a_path_goes_through_the_loop_and_what_overlaps_is_not_in_the_sum() -> N
     path.enter(before)
     made = clock.snap()
     time.at(12)
-    path.taken(timeline, made, time())
+    path.taken(timeline.cut(made), made.at, time())
     path.enter("write")
     time.at(16)
     path.end()

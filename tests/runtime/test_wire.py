@@ -23,7 +23,7 @@ COMPLETION: dict[str, Any] = {"model": "toy", "prompt": "x"}
 
 
 def chat(**fields: Any) -> ChatBody:
-    return parse_body(ChatBody, json.dumps(CHAT | fields).encode())
+    return parse_body(ChatBody, json.dumps(CHAT | fields).encode(), None, LIMITS.max_messages)
 
 
 def completion(**fields: Any) -> CompletionBody:

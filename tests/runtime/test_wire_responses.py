@@ -19,7 +19,8 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "null"}}}
 
 
 def response(**fields: Any) -> ResponseBody:
-    return parse_body(ResponseBody, json.dumps({"model": "toy", "input": "hi"} | fields).encode())
+    raw = json.dumps({"model": "toy", "input": "hi"} | fields).encode()
+    return parse_body(ResponseBody, raw, None, LIMITS.max_messages)
 
 
 def refused(**fields: Any) -> RequestError:
@@ -31,7 +32,7 @@ def refused(**fields: Any) -> RequestError:
 def check(**fields: Any) -> None:
     body = response(**fields)
     body.params(LIMITS)
-    body.messages(LIMITS)
+    body.messages()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def check(**fields: Any) -> None:
     ],
 )  # fmt: skip
 def test_input_becomes_turns_of_a_conversation(fields: Any, expected: list[tuple[str, str]]) -> None:
-    assert [(turn["role"], turn["content"]) for turn in response(**fields).messages(LIMITS)] == expected
+    assert [(turn["role"], turn["content"]) for turn in response(**fields).messages()] == expected
 
 
 @pytest.mark.parametrize(
