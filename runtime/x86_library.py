@@ -6,7 +6,9 @@ The structs are those of the header, field by field; `ostinato_version` tells wh
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -129,7 +131,7 @@ class X86Decoder:
 
 def _load(path: Path) -> ctypes.CDLL:
     try:
-        library = ctypes.CDLL(str(path))
+        library = _loaded(path.read_bytes())
         found = library.ostinato_version()
     except (OSError, AttributeError) as error:
         raise BundleError(f"{path} does not load as compiled kernels: {error}; build the bundle again") from None
@@ -144,6 +146,17 @@ def _load(path: Path) -> ctypes.CDLL:
         function = getattr(library, name)
         function.restype, function.argtypes = None, [_POINTER]
     return library
+
+
+@cache
+def _loaded(content: bytes) -> ctypes.CDLL:
+    """The library of these bytes. The loader knows libraries by name, and would give a bundle that was built again at
+    the same place the kernels of the one before: so each content gets a name of its own, which lives with the process.
+    """
+    file = os.memfd_create("ostinato-kernels")
+    with os.fdopen(os.dup(file), "wb") as writer:
+        writer.write(content)
+    return ctypes.CDLL(f"/proc/self/fd/{file}")
 
 
 def _map_weights(path: Path, record: DecoderRecord) -> NDArray[np.uint8]:

@@ -44,7 +44,8 @@ static int check_layers(const OstinatoModel *m, char *error, size_t size) {
 
 static int check_model(const OstinatoModel *m, const OstinatoLimits *limits, char *error, size_t size) {
     if (m->hidden_size % 32 || m->intermediate_size % 32 || m->num_q_heads * m->head_size % 32) {
-        return refuse(error, size, "hidden size %d, intermediate size %d and %d heads of %d are not all multiples of 32",
+        return refuse(error, size,
+                      "hidden size %d, intermediate size %d and %d heads of %d are not all multiples of 32",
                       m->hidden_size, m->intermediate_size, m->num_q_heads, m->head_size);
     }
     if (m->head_size % 16 || m->head_size < 16 || m->head_size > MOST_HEAD_SIZE) {

@@ -143,7 +143,8 @@ void run_step(void *context, int32_t member) {
     if (d->has_amx) amx_begin();
     embed(me);
     for (int32_t layer = 0; layer < d->model.num_layers; layer++) run_layer(me, layer);
-    Source sampled = {d->hidden, d->model.hidden_size, d->model.final_norm, d->step.logits_indices, d->step.num_sampled};
-    if (sampled.count) multiply_all(me, &sampled, &d->model.head, STORE, d->step.logits);
+    const OstinatoStep *step = &d->step;
+    Source sampled = {d->hidden, d->model.hidden_size, d->model.final_norm, step->logits_indices, step->num_sampled};
+    if (sampled.count) multiply_all(me, &sampled, &d->model.head, STORE, step->logits);
     if (d->has_amx) amx_end();
 }

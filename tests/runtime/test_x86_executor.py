@@ -177,3 +177,17 @@ def test_files_that_do_not_fit_are_refused(rank: _Rank) -> None:
     (rank.folder / "other" / KERNEL_FILE).write_bytes(b"no library")
     with pytest.raises(BundleError, match="does not load"):
         X86Decoder(rank.folder / "other", rank.shape.sizes, LIMITS, 2)
+
+
+def test_kernels_built_again_at_the_same_place_are_the_new_ones(rank: _Rank) -> None:
+    folder = rank.folder / "again"
+    folder.mkdir()
+    rank.decoder.write(folder)
+    content = compiled_kernels().read_bytes()
+    handles = []
+    for built in (content, content, content + b"\0"):
+        (folder / KERNEL_FILE).write_bytes(built)
+        decoder = X86Decoder(folder, rank.shape.sizes, LIMITS, 1)
+        handles.append(decoder.library._handle)
+        decoder.close()
+    assert handles[0] == handles[1] != handles[2]
