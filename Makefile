@@ -1,8 +1,12 @@
 # One verb a line; each makes what it needs and is safe to run again.
 PYTHON ?= python3
 ENGINE ?= engines/recipes/smollm2-135m-rtx.toml
-TARGET := $(shell bash scripts/demo_target.sh)
-RECIPE ?= engines/recipes/smollm2-135m-$(TARGET).toml
+# The demo's bundle has one name and place, whatever this machine's target is.
+ifeq ($(origin RECIPE),undefined)
+NAMED  := --set name=smollm2-135m
+BUNDLE ?= engines/store/smollm2-135m
+RECIPE := engines/recipes/smollm2-135m-$(shell bash scripts/demo_target.sh).toml
+endif
 BUNDLE ?= engines/store/$(basename $(notdir $(RECIPE)))
 PROMPT ?= What is the capital of France?
 SYSTEM ?= You are a helpful assistant. Answer in one short sentence.
@@ -28,8 +32,8 @@ build-engine: $(READY) ## real TensorRT-RTX engines of the demo model, without a
 	@$(BIN)/ostinato build $(ENGINE)
 
 bundle: $(READY) ## the demo's bundle for this CPU, which demo, serve and bench run (RECIPE=… for another)
-	$(if $(filter file,$(origin RECIPE)),@bash scripts/demo_target.sh --why)
-	@$(BIN)/ostinato build $(RECIPE)
+	$(if $(NAMED),@bash scripts/demo_target.sh --why)
+	@$(BIN)/ostinato build $(RECIPE) $(NAMED)
 
 demo: bundle ## a streamed chat answer (PROMPT="…")
 	@$(BIN)/ostinato chat $(BUNDLE) --system "$$SYSTEM" --prompt "$$PROMPT" --greedy

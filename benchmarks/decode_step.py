@@ -1,6 +1,6 @@
 """Time of one decode step by rows and context, the Python part apart from the executor's (one run a call).
 
-python benchmarks/decode_step.py engines/store/smollm2-135m-cpu --rows 1,8,32 --context 256
+python benchmarks/decode_step.py engines/store/smollm2-135m --rows 1,8,32 --context 256
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Latency regression gate: two bundles, or two revisions, decode the same prompts in turns (one run a call).
 
 python benchmarks/latency_gate.py --base engines/store/OLD --new engines/store/NEW
-python benchmarks/latency_gate.py --base engines/store/smollm2-135m-cpu --base-rev main --new-rev HEAD --budget 0.02
+python benchmarks/latency_gate.py --base engines/store/smollm2-135m --base-rev main --new-rev HEAD --budget 0.02
 
 Exit 1: even the lower bound of the ratio of step times is beyond the budget. 0: it is not. 2: it could not be measured.
 On a machine that others use, `--clock cpu --cores 1` counts the work of a step and not the waiting.

@@ -1,6 +1,6 @@
 """The real server over a model that costs nothing: a bundle's tokenizer, text of its tokens, steps at a set pace.
 
-python benchmarks/null_server.py engines/store/smollm2-135m-cpu PORT [STATISTICS]: the child of serving_cost.py. With
+python benchmarks/null_server.py engines/store/smollm2-135m PORT [STATISTICS]: the child of serving_cost.py. With
 STATISTICS, it writes there where the asyncio thread spent its time.
 """
 

@@ -1,6 +1,6 @@
 """Serving against offline: the same requests over HTTP at saturation and by LLM.generate, in turn (one run a call).
 
-python benchmarks/saturation.py engines/store/smollm2-135m-cpu --rounds 3
+python benchmarks/saturation.py engines/store/smollm2-135m --rounds 3
 """
 
 from __future__ import annotations

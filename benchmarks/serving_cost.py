@@ -1,6 +1,6 @@
 """CPU time that serving costs, a request and a streamed token, over a model that costs nothing (one run).
 
-python benchmarks/serving_cost.py engines/store/smollm2-135m-cpu --rounds 5
+python benchmarks/serving_cost.py engines/store/smollm2-135m --rounds 5
 
 The server is a process of its own (null_server.py). Short and long answers are asked for in turn; two costs follow
 from their two CPU times: cpu = requests * a + tokens * b. They are given for the asyncio thread, for which there are

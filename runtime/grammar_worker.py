@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import llguidance
@@ -24,6 +25,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 STACK_BYTES = 2 * 2**20  # less than any thread of a server's has
 NICENESS = 10  # a tenth of what a step gets where both want the same core: trials must not slow the streams down
+QUICK_SECONDS = 0.1  # what takes longer may be a bomb, and runs on where steps leave a core alone
 NUM_WALKS, MAX_STEPS = 4, 48
 STEP_SECONDS = 0.05  # of a processor's time: all rows of a step wait for each of its masks
 WALK_SECONDS = 0.5
@@ -62,6 +64,9 @@ def _forked(tokenizer: llguidance.LLTokenizer, job: Mapping[str, Any], setup: Ma
         os.close(reader)
         _be_the_fork(tokenizer, job, setup, writer, parent)
     os.close(writer)
+    if not select.select([reader], [], [], QUICK_SECONDS)[0]:
+        with suppress(PermissionError):  # where a sandbox forbids it, it stays as nice as it is
+            os.sched_setscheduler(child, os.SCHED_IDLE, os.sched_param(0))
     said = _all_of(reader, deadline)
     os.close(reader)
     os.kill(child, signal.SIGKILL)

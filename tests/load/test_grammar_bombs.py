@@ -24,7 +24,8 @@ LIMITS = ServeLimits()
 NUM_STREAMS, NUM_TOKENS = 16, 100
 NUM_BOMBS, NUM_THROWERS = 20, 2
 TOY = Toy(step_seconds=0.02, max_rows=NUM_STREAMS + NUM_THROWERS)
-FIELDS: dict[str, Any] = {"stream": True, "max_tokens": NUM_TOKENS}
+LETTERS = {str(ord(letter)): 100 for letter in "abcdefghijklmnopqrstuvwxyz"}  # so that each token is a delta
+FIELDS: dict[str, Any] = {"stream": True, "max_tokens": NUM_TOKENS, "logit_bias": LETTERS}
 MAX_SLOWDOWN = 1.2
 NUM_TRIES = 5  # of the comparison, which wants a machine that does nothing else
 NUM_WINDOWS = 4  # of each kind, in turns

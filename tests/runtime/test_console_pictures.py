@@ -29,7 +29,7 @@ from tests.serving import ANY_PORTS, await_true
 
 FOLDER = os.environ.get("OSTINATO_SCREENSHOTS")
 LOAD_SECONDS = float(os.environ.get("OSTINATO_LOAD_SECONDS", "60"))
-BUNDLE = Path(__file__).parents[2] / os.environ.get("OSTINATO_BUNDLE", "engines/store/smollm2-135m-cpu")
+BUNDLE = Path(__file__).parents[2] / os.environ.get("OSTINATO_BUNDLE", "engines/store/smollm2-135m")
 MAX_BYTES = 300 * 1024
 NUM_CALLERS = 7
 ENGINE = RuntimeConfig(max_rows=5, max_step_tokens=96)

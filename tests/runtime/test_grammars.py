@@ -17,7 +17,6 @@ from ostinato.engines.errors import OstinatoError, RequestError
 from ostinato.runtime.grammar_source import source_of
 from ostinato.runtime.grammar_spec import GrammarSpec
 from ostinato.runtime.grammar_trial import Trial
-from ostinato.runtime.grammar_worker import NICENESS
 from ostinato.runtime.grammars import MAX_PENDING, Grammars, GrammarsBusyError
 from ostinato.runtime.serve_limits import MIB, ServeLimits
 from ostinato.runtime.tokenizer import Tokenizer
@@ -158,9 +157,8 @@ def test_a_trial_gives_way_and_ends_with_its_worker_and_that_with_its_server(tmp
         process.stdin.flush()
         await_true(lambda: bool(forks_of(process)), "it did not fork")
         (fork,) = forks_of(process)
-        nice = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
-        await_true(lambda: os.getpriority(os.PRIO_PROCESS, fork) == nice, "the trial does not give way to steps")
-        assert os.getpriority(os.PRIO_PROCESS, process.pid) < nice or nice == 19
+        await_true(lambda: os.sched_getscheduler(fork) == os.SCHED_IDLE, "the trial does not give way to steps")
+        assert os.sched_getscheduler(process.pid) == os.sched_getscheduler(0)
         if how == "it is killed":
             trial.close()
         else:
