@@ -61,7 +61,7 @@ def kernels(argv: list[str]) -> int:
 def _ranks(recipe: Recipe, config: Path | None) -> list[RankOperators]:
     """One rank of each pipeline stage: the slices of a stage have the same kernels."""
     if recipe.target not in GPU_TARGETS:
-        raise RecipeError(f"the recipe is for target {recipe.target}, which has no kernels: give --set target=rtx")
+        raise RecipeError(f"the recipe is for target {recipe.target}, which has no GPU kernels: give --set target=rtx")
     sizes, shards = decoder_config(recipe, config).sizes, recipe.shards
     stages = range(shards.pipeline_parallel)
     return [rank_operators(sizes, recipe, shards.shard(stage * shards.tensor_parallel)) for stage in stages]

@@ -61,7 +61,7 @@ def _value(kind: Any, value: Any, at: str) -> Any:
             return tuple(_value(k, v, f"{at}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
     elif origin is Mapping and isinstance(value, dict):
         return {_value(str, key, at): _value(arguments[1], item, f"{at}.{key}") for key, item in value.items()}
-    elif origin is Literal and value in arguments:
+    elif origin is Literal and any(type(value) is type(one) and value == one for one in arguments):  # 4.0 is no 4
         return value
     elif origin in (Union, UnionType):
         return _one_of(arguments, value, at)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ostinato.engines.bundle import Bundle
+from ostinato.engines.errors import OstinatoError
 from ostinato.engines.sizes import Limits
 from ostinato.plugins.sampling_rows import F32, I32, Sampled, SamplingRows
 
@@ -50,7 +51,11 @@ class X86Executor:
         self._decoder = X86Decoder(bundle.rank_dir(), sizes, limits, num_threads)
         progress("open the decoder", 1, 1)
         self._logits: F32 = np.empty((limits.max_rows, sizes.vocab_size), np.float32)
-        self._sampler = X86Sampler(self._decoder.library, sizes.vocab_size, num_threads)
+        try:
+            self._sampler = X86Sampler(self._decoder.library, sizes.vocab_size, num_threads)
+        except OstinatoError:
+            self._decoder.close()
+            raise
 
     coverage = None  # it replays nothing
 
@@ -59,7 +64,10 @@ class X86Executor:
         """None ever: a step that is refused tells nothing of the next."""
 
     def run(self, batch: Batch) -> X86Ticket:
-        """Start a step on the decoder's threads and return at once. Raises DeviceError."""
+        """Start a step on the decoder's threads and return at once. Raises DeviceError.
+
+        The batch's arrays are read until it lands; nobody reuses them sooner, since one step is in flight.
+        """
         arrays = (batch.input_ids, batch.query_starts, batch.context_lens, batch.block_tables, batch.logits_indices)
         self._decoder.start(arrays, self._logits)
         return X86Ticket(self, batch)

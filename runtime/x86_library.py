@@ -26,8 +26,10 @@ from ostinato.engines.decoder_record import (
 from ostinato.engines.errors import BundleError, DeviceError
 from ostinato.engines.sizes import Limits, ModelSizes
 from ostinato.plugins.sampling_rows import F32, I32
+from ostinato.plugins.x86_pack import TILE, matrix_bytes
 
 _ERROR_SIZE = 256
+_FLOAT_BYTES = 4
 _INT32, _POINTER = ctypes.c_int32, ctypes.c_void_p
 
 _Number = type[ctypes.c_int32] | type[ctypes.c_void_p]
@@ -74,21 +76,26 @@ class _Step(ctypes.Structure):
 class X86Decoder:
     """One decoder, its threads and its KV cache. One step at a time: `start`, then `wait`.
 
-    `weights`: bytes of the weight file; they are not copied.
+    Weights are mapped from the file, not copied. Raises BundleError where files do not fit each other or the model,
+    DeviceError where the kernels don't open it.
     """
 
     def __init__(self, rank_dir: Path, sizes: ModelSizes, limits: Limits, num_threads: int) -> None:
         record = read_decoder(rank_dir)
+        _check_record(record, sizes, limits, rank_dir)
         self._library = _load(rank_dir / KERNEL_FILE)
         self._error = ctypes.create_string_buffer(_ERROR_SIZE)
-        self._weights = _map_weights(rank_dir / WEIGHT_FILE, record)
-        model = _model(record, sizes, self._weights.ctypes.data)
+        self._weights = _Weights(rank_dir / WEIGHT_FILE, record)
+        model = _model(record, sizes, self._weights)
         counts = _Limits(limits.max_rows, limits.max_step_tokens, limits.num_blocks, num_threads)
         self._handle: int | None = self._library.ostinato_open(
             ctypes.byref(model), ctypes.byref(counts), self._error, _ERROR_SIZE
         )
         if not self._handle:
-            raise DeviceError(f"the kernels in {rank_dir} did not open the model: {self._told()}; build it again")
+            raise DeviceError(
+                f"the kernels in {rank_dir} did not open the model: {self._told()}; give fewer threads or a smaller "
+                "kv_tokens where those are short, else build it again"
+            )
         self._held: Sequence[NDArray[np.generic]] = ()
 
     def start(self, arrays: Sequence[I32], logits: F32) -> None:
@@ -98,27 +105,34 @@ class X86Decoder:
         they may be changed only after `wait`. `logits`: [S, V] float32, written. Raises DeviceError where a number is
         out of bounds; then nothing runs.
         """
+        assert self._handle, "the decoder is closed"
+        if self._held:  # its caller was interrupted, and nobody waited for that step
+            self.wait()
         held = [np.ascontiguousarray(array, np.int32) for array in arrays]
-        ids, _, contexts, tables, sampled = held
+        ids, starts, contexts, tables, sampled = held
+        assert len(starts) - 1 == len(contexts) == len(tables)
         assert logits.flags.c_contiguous
         assert len(logits) >= len(sampled)
-        pointers = [array.ctypes.data for array in (*held, logits)]
-        step = _Step(len(ids), len(contexts), len(sampled), tables.shape[1], *pointers)
+        self._held = (*held, logits)
+        step = _Step(
+            len(ids), len(contexts), len(sampled), tables.shape[1], *[array.ctypes.data for array in self._held]
+        )
         if self._library.ostinato_start(self._handle, ctypes.byref(step), self._error, _ERROR_SIZE):
+            self._held = ()
             shape = f"{len(ids)} tokens in {len(contexts)} rows"
             raise DeviceError(f"the kernels refused a step of {shape}: {self._told()}")
-        self._held = (*held, logits)
 
     def wait(self) -> None:
         """Block until the step is done; other Python threads run meanwhile."""
+        assert self._handle, "the decoder is closed"
         self._library.ostinato_wait(self._handle)
         self._held = ()
 
     def close(self) -> None:
         """Wait for a running step, end the threads, give the cache back. May be called again."""
-        if self._handle:
-            self._library.ostinato_close(self._handle)
-            self._handle = None
+        handle, self._handle = self._handle, None
+        if handle:
+            self._library.ostinato_close(handle)
 
     @property
     def library(self) -> ctypes.CDLL:
@@ -159,15 +173,47 @@ def _loaded(content: bytes) -> ctypes.CDLL:
     return ctypes.CDLL(f"/proc/self/fd/{file}")
 
 
-def _map_weights(path: Path, record: DecoderRecord) -> NDArray[np.uint8]:
-    found = path.stat().st_size
-    if found != record.weight_bytes:
-        raise BundleError(f"{path} has {found} bytes, its record says {record.weight_bytes}: build the bundle again")
-    return np.memmap(path, np.uint8, "r")
+class _Weights:
+    """The mapped weight file. What lies in it has an address; what would reach past its end is refused."""
+
+    def __init__(self, path: Path, record: DecoderRecord) -> None:
+        found = path.stat().st_size
+        if found != record.weight_bytes:
+            raise BundleError(
+                f"{path} has {found} bytes, its record says {record.weight_bytes}: build the bundle again"
+            )
+        self._path = path
+        self._bytes: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
+
+    def at(self, offset: int, size: int) -> int:
+        """The address of `size` bytes from `offset` on."""
+        if offset + size > len(self._bytes):
+            raise BundleError(
+                f"{self._path} has {len(self._bytes)} bytes, its record says that {size} lie at {offset}: build the "
+                "bundle again"
+            )
+        return int(self._bytes.ctypes.data) + offset
+
+    def floats(self, offset: int, count: int) -> int:
+        """The address of `count` float32."""
+        return self.at(offset, count * _FLOAT_BYTES)
+
+    def floats_if(self, offset: int | None, count: int) -> int | None:
+        return None if offset is None else self.floats(offset, count)
 
 
-def _model(record: DecoderRecord, sizes: ModelSizes, base: int) -> _Model:
-    layers = (_Layer * len(record.layers))(*(_layer(layer, base) for layer in record.layers))
+def _check_record(record: DecoderRecord, sizes: ModelSizes, limits: Limits, rank_dir: Path) -> None:
+    """Raises BundleError for another number of layers than the model's, or too few positions."""
+    if len(record.layers) != sizes.num_layers or record.rope_rows < limits.max_context:
+        raise BundleError(
+            f"the record in {rank_dir} has {len(record.layers)} layers and {record.rope_rows} positions, wanted are "
+            f"{sizes.num_layers} and {limits.max_context}: build the bundle again"
+        )
+
+
+def _model(record: DecoderRecord, sizes: ModelSizes, weights: _Weights) -> _Model:
+    layers = (_Layer * len(record.layers))(*(_layer(layer, sizes, weights) for layer in record.layers))
+    num_angles = record.rope_rows * sizes.head_size // 2
     return _Model(
         sizes.vocab_size,
         sizes.hidden_size,
@@ -179,28 +225,26 @@ def _model(record: DecoderRecord, sizes: ModelSizes, base: int) -> _Model:
         sizes.sliding_window,
         record.rope_rows,
         record.rms_eps,
-        base + record.rope_cos,
-        base + record.rope_sin,
-        base + record.final_norm,
-        _matrix(record.embedding, base),
-        _matrix(record.head or record.embedding, base),
+        weights.floats(record.rope_cos, num_angles),
+        weights.floats(record.rope_sin, num_angles),
+        weights.floats(record.final_norm, sizes.hidden_size),
+        _matrix(record.embedding, weights),
+        _matrix(record.head or record.embedding, weights),
         layers,
     )
 
 
-def _layer(layer: DecoderLayer, base: int) -> _Layer:
+def _layer(layer: DecoderLayer, sizes: ModelSizes, weights: _Weights) -> _Layer:
     return _Layer(
-        *(_matrix(matrix, base) for matrix in layer.matrices()),
-        base + layer.attention_norm,
-        base + layer.mlp_norm,
-        _at(layer.q_norm, base),
-        _at(layer.k_norm, base),
+        *(_matrix(matrix, weights) for matrix in layer.matrices()),
+        weights.floats(layer.attention_norm, sizes.hidden_size),
+        weights.floats(layer.mlp_norm, sizes.hidden_size),
+        weights.floats_if(layer.q_norm, sizes.head_size),
+        weights.floats_if(layer.k_norm, sizes.head_size),
     )
 
 
-def _matrix(matrix: Matrix, base: int) -> _Matrix:
-    return _Matrix(base + matrix.tiles, _at(matrix.bias, base), matrix.bits, matrix.rows, matrix.columns)
-
-
-def _at(offset: int | None, base: int) -> int | None:
-    return None if offset is None else base + offset
+def _matrix(matrix: Matrix, weights: _Weights) -> _Matrix:
+    tiles = weights.at(matrix.tiles, matrix_bytes(matrix.rows, matrix.columns, matrix.bits))
+    bias = weights.floats_if(matrix.bias, -(-matrix.rows // TILE) * TILE)
+    return _Matrix(tiles, bias, matrix.bits, matrix.rows, matrix.columns)

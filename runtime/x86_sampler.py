@@ -59,6 +59,7 @@ class X86Sampler:
         Raises DeviceError for a bias on a token that the vocabulary lacks; then no row was sampled.
         """
         count = len(logits)
+        assert self._handle, "the sampler is closed"
         assert logits.dtype == np.float32
         assert logits.flags.c_contiguous
         assert logits.shape[1] == self._vocab_size
@@ -83,9 +84,9 @@ class X86Sampler:
 
     def close(self) -> None:
         """End the threads. May be called again."""
-        if self._handle:
-            self._library.ostinato_sampler_close(self._handle)
-            self._handle = None
+        handle, self._handle = self._handle, None
+        if handle:
+            self._library.ostinato_sampler_close(handle)
 
     def _make_room(self, count: int) -> None:
         """For a step of `count` rows."""

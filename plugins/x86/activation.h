@@ -41,7 +41,7 @@ static inline void quantize_group(const Activation *to, int32_t token, int32_t g
     int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
     to->scales[line] = scale;
     to->sums[line] = scale * (float)sum;
-    to->offsets[line] = -128 * sum;
+    to->offsets[line] = (int32_t)(-128u * (uint32_t)sum);  // of NaN, whose sum is any number, it may wrap
 }
 
 // Token number `token` of `to` becomes x [K], as it is.

@@ -123,7 +123,9 @@ static void soften(const float *scores, uint32_t seen, const Scales *scales, flo
     weights->factor = now == before ? 1.0f : _mm512_cvtss_f32(exponential(_mm512_set1_ps(before - now)));
     *weight = *weight * weights->factor + _mm512_reduce_add_ps(_mm512_add_ps(low, high));
     *maximum = now;
-    low = _mm512_mul_ps(low, scales->values[0]), high = _mm512_mul_ps(high, scales->values[1]);
+    // Masked once more: 0 times a later token's scale is NaN where that is NaN.
+    low = _mm512_maskz_mul_ps(seen_low, low, scales->values[0]);
+    high = _mm512_maskz_mul_ps(seen_high, high, scales->values[1]);
     top = largest(low, high);
     const __m512 factor = _mm512_set1_ps(top < LEAST ? 0.0f : 32767.0f / top);
     weights->step = top < LEAST ? 0.0f : top / 32767.0f;

@@ -57,7 +57,7 @@ static int check_model(const OstinatoModel *m, const OstinatoLimits *limits, cha
                       m->num_kv_heads, m->num_layers);
     }
     if (limits->max_rows < 1 || limits->max_step_tokens < limits->max_rows || limits->num_blocks < 1 ||
-        limits->num_threads < 1) {
+        limits->num_blocks > INT32_MAX / OSTINATO_BLOCK || limits->num_threads < 1) {
         return refuse(error, size, "limits of %d rows, %d tokens, %d blocks, %d threads: not usable", limits->max_rows,
                       limits->max_step_tokens, limits->num_blocks, limits->num_threads);
     }

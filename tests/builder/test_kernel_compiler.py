@@ -181,7 +181,7 @@ def test_the_report_marks_what_spills() -> None:
 
 def test_a_recipe_without_kernels_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cpu.toml").write_text('checkpoint = "none"\ntarget = "cpu"\n')
-    with pytest.raises(RecipeError, match="target cpu, which has no kernels"):
+    with pytest.raises(RecipeError, match="target cpu, which has no GPU kernels"):
         kernels_command.kernels([str(tmp_path / "cpu.toml")])
 
 

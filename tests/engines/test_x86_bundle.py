@@ -71,6 +71,7 @@ def test_a_record_reads_as_it_was_written(tmp_path: Path, record: DecoderRecord)
         ({"rope_cos": -64}, "offset -64"),
         ({"rms_eps": "small"}, "rms_eps is 'small', wanted float"),
         ({"head": {"bits": 5, "rows": 1, "columns": 32, "tiles": 0, "bias": None}}, "head.bits is 5"),
+        ({"head": {"bits": 4.0, "rows": 1, "columns": 32, "tiles": 0, "bias": None}}, r"head.bits is 4\.0"),
         ({"head": {"bits": 4, "rows": 1, "columns": 40, "tiles": 0, "bias": None}}, "a matrix is 1 x 40"),
         ({"head": {"bits": 4, "rows": 0, "columns": 32, "tiles": 0, "bias": None}}, "a matrix is 0 x 32"),
         ({"layers": {}}, "layers is {}"),

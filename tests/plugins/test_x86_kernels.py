@@ -189,3 +189,22 @@ def test_attention_reads_its_own_keys_and_a_query_alone_has_the_same_bits(
     for token in (0, 31, 32, 63, 76):
         assert np.array_equal(attend(token, token + 1)[0], found[token])
     assert np.array_equal(attend(3, tokens), found[3:])
+
+
+def test_a_token_that_is_no_number_is_hidden_from_those_before_it(probes: ctypes.CDLL) -> None:
+    rng = np.random.default_rng(8)
+    keys, values, queries = (rng.normal(size=(20, 32)).astype(np.float32) for _ in range(3))
+
+    def attend() -> F32:
+        blocks = _aligned(np.zeros(BLOCK * (2 * 32 + 8), np.uint8))
+        shape, out = _Attention(_at(blocks), 1, 1, 32, 0, 1.0), np.empty((20, 32), np.float32)
+        table = np.zeros(1, np.int32)
+        pointers = [_at(array) for array in (keys, values, queries, table)]
+        probes.probe_attend(ctypes.byref(shape), *pointers, 20, 0, _at(out))
+        return out
+
+    sound = attend()
+    keys[12, 3] = values[12, 5] = np.nan
+    found = attend()
+    assert np.array_equal(found[:12], sound[:12])
+    assert np.isnan(found[12:]).all()

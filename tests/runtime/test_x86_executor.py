@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ostinato.engines.decoder_record import KERNEL_FILE, WEIGHT_FILE
+from ostinato.engines.decoder_record import (
+    ALIGNMENT,
+    FILE_NAME,
+    KERNEL_FILE,
+    WEIGHT_FILE,
+    DecoderRecord,
+    read_decoder,
+)
 from ostinato.engines.errors import BundleError, DeviceError
 from ostinato.engines.processor import why_no_kernels
 from ostinato.engines.sizes import Limits
@@ -177,6 +184,60 @@ def test_files_that_do_not_fit_are_refused(rank: _Rank) -> None:
     (rank.folder / "other" / KERNEL_FILE).write_bytes(b"no library")
     with pytest.raises(BundleError, match="does not load"):
         X86Decoder(rank.folder / "other", rank.shape.sizes, LIMITS, 2)
+
+
+@pytest.mark.parametrize(
+    "field", ["rope_cos", "rope_sin", "final_norm", "embedding", "head", "mlp_norm", "q_norm", "down", "gate_up bias"]
+)
+def test_a_record_that_points_past_the_end_of_the_file_is_refused(tmp_path: Path, field: str) -> None:
+    shape = SHAPES["biases, norms of heads, own head"]
+    rank = _Rank(tmp_path, replace(shape, head_size=32, num_q_heads=2))  # no array is as short as an alignment
+    record = read_decoder(tmp_path)
+    last = record.weight_bytes - ALIGNMENT
+    (tmp_path / FILE_NAME).write_text(_with_offset(record, field, last).to_json())
+    with pytest.raises(BundleError, match=rf"weights\.bin has {record.weight_bytes} bytes, .* lie at {last}: build"):
+        rank.open()
+    (tmp_path / FILE_NAME).write_text(record.to_json())
+    rank.open().close()
+
+
+def _with_offset(record: DecoderRecord, field: str, offset: int) -> DecoderRecord:
+    """The record, where `field` of it or of its first layer, a matrix's tiles if nothing else is named, lies there."""
+    name, part = (*field.split(), "tiles")[:2]
+    owner: Any = record if hasattr(record, name) else record.layers[0]
+    found = getattr(owner, name)
+    owner = replace(owner, **{name: offset if isinstance(found, int) else replace(found, **{part: offset})})
+    return owner if isinstance(owner, DecoderRecord) else replace(record, layers=(owner, *record.layers[1:]))
+
+
+def test_a_record_of_another_model_is_refused(rank: _Rank) -> None:
+    with pytest.raises(BundleError, match="has 2 layers and 256 positions, wanted are 3 and 256: build the bundle"):
+        X86Decoder(rank.folder, replace(rank.shape.sizes, num_layers=3), LIMITS, 1)
+    with pytest.raises(BundleError, match="wanted are 2 and 288"):
+        rank.open(limits=replace(LIMITS, max_context=288))
+
+
+def test_a_step_that_nobody_waited_for_ends_before_the_next_begins(rank: _Rank) -> None:
+    """As after Ctrl-C between the two: its arrays must live, and the threads must not see another step's."""
+    decoder, ids = rank.open(), np.arange(190, dtype=np.int32)
+    table = np.arange(1, 7, dtype=np.int32)[None]
+
+    def start(first: int) -> F32:
+        out = np.full((9, rank.shape.vocab_size), np.nan, np.float32)
+        decoder.start((ids + first, np.array([0, 190], np.int32), np.zeros(1, np.int32), table, ids[-9:]), out)
+        return out
+
+    wanted = []
+    for first in range(8):
+        wanted.append(start(first))
+        decoder.wait()
+    found = [start(first) for first in range(8)]
+    decoder.wait()
+    assert np.array_equal(found, wanted)
+    decoder.close()
+    for use in (decoder.wait, lambda: start(0)):
+        with pytest.raises(AssertionError, match="closed"):
+            use()
 
 
 def test_kernels_built_again_at_the_same_place_are_the_new_ones(rank: _Rank) -> None:
