@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ import httptools
 
 SILENT_SECONDS = 120
 _EVENT = b"data: "
+_split_events = re.compile(rb"\r?\n\r?\n").split  # servers of either habit are measured
 
 
 @dataclass
@@ -88,8 +90,8 @@ class _Reading:
 
     def on_body(self, body: bytes) -> None:
         self.rest += body
-        *events, rest = self.rest.split(b"\n\n")
-        self.rest = rest
+        *events, rest = _split_events(self.rest)
+        self.rest = bytearray(rest)
         for event in events:
             self._take(bytes(event))
 

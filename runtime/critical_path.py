@@ -79,7 +79,7 @@ class CriticalPath:
     def enter(self, name: str) -> str:
         """What the server's thread does for the call from now on; returns what it did before."""
         before = self._name
-        if not self.is_in_loop:
+        if not self.is_in_loop and name != before:
             self._marks.append(_Mark(before, self._now()))
         self._name = name
         return before

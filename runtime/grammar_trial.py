@@ -21,10 +21,15 @@ START_SECONDS = 60.0
 TRIAL_SHARE = 0.75  # of a grammar's time; the rest is for the ways, and for a machine that does other things, too
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LANG")  # no keys among them
 _READ_BYTES = 2**16
+_BUSY = "the machine is too busy to try a new grammar out: try again later"
 
 
 class TrialError(Exception):
     """Why a grammar can't be used."""
+
+
+class GrammarsBusyError(OstinatoError):
+    """Too many new grammars at once, or no processor's time for them: try again later."""
 
 
 class Tried(NamedTuple):
@@ -61,8 +66,12 @@ class Trial:
         return self._process.poll() is not None
 
     def run(self, source: Source) -> Tried:
-        """Try a grammar; TrialError where it does not compile or takes too much, OstinatoError if the worker ends."""
+        """Try a grammar. TrialError where it does not compile or takes too much, GrammarsBusyError where it got too
+        little of a processor, OstinatoError if the worker ends.
+        """
         answer = self._ask(source._asdict(), self._seconds)
+        if "busy" in answer:
+            raise GrammarsBusyError(_BUSY)
         if "error" in answer:
             raise TrialError(answer["error"])
         return Tried(answer["text"], answer["bytes"])
@@ -84,16 +93,16 @@ class Trial:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise self._ended() from None
-        return json.loads(self._line(deadline, seconds))
+        return json.loads(self._line(deadline))
 
-    def _line(self, deadline: float, seconds: float) -> bytes:
+    def _line(self, deadline: float) -> bytes:
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         parts: list[bytes] = []
         while not parts or not parts[-1].endswith(b"\n"):
             if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                self.close()
-                raise TrialError(f"it does not compile within {seconds:g} s")
+                self.close()  # it ends a trial in less time than this: it hardly runs at all
+                raise GrammarsBusyError(_BUSY)
             part = os.read(pipe, _READ_BYTES)
             if not part:
                 raise self._ended()

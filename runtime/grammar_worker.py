@@ -25,7 +25,9 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 STACK_BYTES = 2 * 2**20  # less than any thread of a server's has
 NICENESS = 10  # a tenth of what a step gets where both want the same core: trials must not slow the streams down
-QUICK_SECONDS = 0.1  # what takes longer may be a bomb, and runs on where steps leave a core alone
+QUICK_SECONDS = 0.1  # of a processor: what takes longer may be a bomb, and runs on where steps leave a core alone
+_LOOK_SECONDS = 0.02
+_STARVED_SHARE = 0.5  # of a trial's time: who got less of a processor may do nothing wrong
 NUM_WALKS, MAX_STEPS = 4, 48
 STEP_SECONDS = 0.05  # of a processor's time: all rows of a step wait for each of its masks
 WALK_SECONDS = 0.5
@@ -64,19 +66,35 @@ def _forked(tokenizer: llguidance.LLTokenizer, job: Mapping[str, Any], setup: Ma
         os.close(reader)
         _be_the_fork(tokenizer, job, setup, writer, parent)
     os.close(writer)
-    if not select.select([reader], [], [], QUICK_SECONDS)[0]:
+    if _is_slow(reader, child, deadline):
         with suppress(PermissionError):  # where a sandbox forbids it, it stays as nice as it is
             os.sched_setscheduler(child, os.SCHED_IDLE, os.sched_param(0))
     said = _all_of(reader, deadline)
     os.close(reader)
     os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    used = os.wait4(child, 0)[2]
     if said is None:
-        return {"error": f"it does not compile within {setup['max_seconds']:g} s"}
+        return _late(setup, used.ru_utime + used.ru_stime < _STARVED_SHARE * setup["trial_seconds"])
     if not said:
         return {"error": f"it needs more than {setup['max_bytes'] // 2**20} MiB, or nests too deep"}
     answer: Mapping[str, Any] = json.loads(said)
     return answer
+
+
+def _is_slow(reader: int, child: int, deadline: float) -> bool:
+    """Whether a fork has had QUICK_SECONDS of a processor, and said nothing. Time that it waits for one is no fault."""
+    while time.monotonic() < deadline and not select.select([reader], [], [], _LOOK_SECONDS)[0]:
+        with open(f"/proc/{child}/stat") as stat:
+            user, system = stat.read().rpartition(")")[2].split()[11:13]
+        if int(user) + int(system) >= QUICK_SECONDS * os.sysconf("SC_CLK_TCK"):
+            return True
+    return False
+
+
+def _late(setup: Mapping[str, Any], is_starved: bool) -> Mapping[str, Any]:
+    if is_starved:
+        return {"busy": True}
+    return {"error": f"it does not compile within {setup['max_seconds']:g} s"}
 
 
 def _be_the_fork(
@@ -111,7 +129,7 @@ def _all_of(reader: int, deadline: float) -> bytes | None:
 
 
 def _try(tokenizer: llguidance.LLTokenizer, job: Mapping[str, Any], setup: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Compile a grammar and follow it at random: {"error"}, or its {"text"} and how many "bytes" it takes."""
+    """Compile a grammar and follow it at random: {"error"}, {"busy"}, or its {"text"} and how many "bytes" it takes."""
     began_at, before = time.monotonic(), _heap_bytes()
     text = job["head"] + (gbnf_to_lark(job["text"]) if job["is_gbnf"] else job["text"])
     limits = llguidance.LLParserLimits(verbose_errors=False)
@@ -125,7 +143,7 @@ def _try(tokenizer: llguidance.LLTokenizer, job: Mapping[str, Any], setup: Mappi
         if error := _walk(seed.deep_copy(), rng, deadline, frozenset(setup["special_ids"])):
             return {"error": error}
     if time.monotonic() - began_at + compile_seconds > setup["trial_seconds"]:  # the server compiles it once more
-        return {"error": f"it does not compile within {setup['max_seconds']:g} s"}
+        return _late(setup, time.thread_time() + compile_seconds <= setup["trial_seconds"])
     return {"text": text, "bytes": max(0, _heap_bytes() - before)}
 
 

@@ -23,7 +23,7 @@ from ostinato.engines.errors import OstinatoError, RequestError
 from .grammar_guide import Grammar, Vocabulary
 from .grammar_source import NAMES, source_of
 from .grammar_spec import GrammarSpec
-from .grammar_trial import Trial, TrialError
+from .grammar_trial import GrammarsBusyError, Trial, TrialError
 from .serve_limits import ServeLimits
 from .tokenizer import Tokenizer
 
@@ -33,10 +33,6 @@ _MAX_SHOWN_CHARS = 300
 MIN_BYTES = 4096  # of a kept grammar, its books included
 
 logger = logging.getLogger(__name__)
-
-
-class GrammarsBusyError(OstinatoError):
-    """Too many new grammars at once: try again later."""
 
 
 class Grammars:

@@ -43,14 +43,11 @@ async def _read_bounded(request: Request, door: Door, call: Call) -> bytes:
     if declared.isdigit() and int(declared) > limits.max_body_bytes:
         raise _too_large(limits)
     outlet: Outlet = request.scope["state"][OUTLET]
-    if outlet.has_whole_body:
-        raw = await _read(request.receive, door)
-    else:
-        try:
-            async with asyncio.timeout(limits.body_seconds):
-                raw = await _read(request.receive, door)
-        except TimeoutError:
-            raise HttpError(408, f"the body did not arrive within {limits.body_seconds:g} s: send it faster") from None
+    with call.span("read"):  # once for all parts, which may be a byte each
+        if outlet.has_whole_body:
+            raw = await _read(request.receive, door)
+        else:
+            raw = await _read_in_time(request.receive, door)
     await digest(len(raw), partial(check_shape, raw, limits.max_json_depth, limits.max_json_objects))
     return raw
 
@@ -58,6 +55,15 @@ async def _read_bounded(request: Request, door: Door, call: Call) -> bytes:
 async def digest(num_bytes: int, work: Callable[[], T]) -> T:
     """Do what takes the longer the larger a body is; a large one's on another thread, so that streams go on."""
     return work() if num_bytes <= _MAX_INLINE_BYTES else await asyncio.to_thread(work)
+
+
+async def _read_in_time(receive: Receive, door: Door) -> bytes:
+    seconds = door.limits.body_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await _read(receive, door)
+    except TimeoutError:
+        raise HttpError(408, f"the body did not arrive within {seconds:g} s: send it faster") from None
 
 
 async def _read(receive: Receive, door: Door) -> bytes:

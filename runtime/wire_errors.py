@@ -12,7 +12,7 @@ from ostinato.engines.errors import OstinatoError, RequestError
 
 from .bridge import BusyError, ClosedError
 from .call import Call
-from .grammars import GrammarsBusyError
+from .grammar_trial import GrammarsBusyError
 from .patience import CallTimeoutError, QueueTimeoutError
 from .request import STEP_FAILED
 

@@ -7,13 +7,14 @@ to cut words ends a word too, whatever stands around; so the ids of the parts, j
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
 MAX_TEXT_CHARS = 8192  # of a longer text the library takes little more a word, and lets other threads run
 _MAX_WORD_CHARS = 64
-_MAX_WORDS = 2**15  # some 10 MB
+_MAX_WORDS = 2**15  # some 10 MB; of a hostile caller's choosing 60
 _MAX_NEW = 16  # words that one text may bring: each costs more alone than in its text
 _words_of = re.compile(r"(?:[^A-Za-z]*+[A-Za-z]++)+?(?=[ ,.;:!?)<\n]|\Z)|.+", re.DOTALL).findall
 _CUT = re.compile(r"[A-Za-z][ ,.;:!?)<\n]")
@@ -88,6 +89,7 @@ def _ends_words(pre_tokenizer: Mapping[str, Any] | None) -> bool:
 
 
 def _crosses_cuts(added: Mapping[str, Any]) -> bool:
-    """Whether an added token holds a cut, or takes what comes after one."""
+    """Whether an added token holds a cut, takes what comes after one, or hangs on what stands before one."""
     content = str(added["content"])
-    return _CUT.search(content) is not None or bool(added.get("rstrip") and content[-1:].isalpha())
+    holds_cut = any(_CUT.search(form) for form in (content, unicodedata.normalize("NFC", content)))
+    return holds_cut or bool(added.get("single_word") or (added.get("rstrip") and content[-1:].isalpha()))

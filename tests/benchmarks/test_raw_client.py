@@ -46,8 +46,10 @@ def ask(parts: Sequence[bytes], *, aborts: bool = False) -> Reply:
     return reply
 
 
-def test_a_whole_stream_is_counted_however_its_bytes_come() -> None:
-    whole = HEAD + chunk(TOKEN) + chunk(b": keep-alive\n\n") + chunk(TOKEN + TOKEN) + chunk(USAGE + DONE) + END
+@pytest.mark.parametrize("blank", [b"\n\n", b"\r\n\r\n"])
+def test_a_whole_stream_is_counted_however_its_bytes_come(blank: bytes) -> None:
+    events = (TOKEN, b": keep-alive\n\n", TOKEN + TOKEN, USAGE + DONE)
+    whole = HEAD + b"".join(chunk(event.replace(b"\n\n", blank)) for event in events) + END
     for size in (1, 7, 64, len(whole)):
         reply = ask([whole[at : at + size] for at in range(0, len(whole), size)])
         assert (reply.error, reply.num_tokens, len(reply.token_times)) == ("", 3, 3)

@@ -107,16 +107,21 @@ async def window(server: ToyProcess, bombs: list[dict[str, Any]], seconds: float
 
 
 def check_answered(heard: list[Heard]) -> float:
-    """Each is a refusal that says why, or an answer that ended well; the seconds of the slowest."""
+    """Each is a refusal that says why, if only that the machine is busy, or an answer that ended well; the seconds of
+    the slowest.
+    """
     for one in heard:
         if one.status == 400:
             assert one.error is not None
             assert one.error["param"] == "structured_outputs"
             assert str(one.error["code"]).startswith("unsupported_")
+        elif one.status == 429:
+            assert one.error is not None
+            assert one.error["code"] == "grammars_busy"
         else:
             assert one.is_whole
     slowest = max(one.ended_at - one.sent_at for one in heard)
-    refused = sum(one.status == 400 for one in heard)
+    refused = sum(one.status in (400, 429) for one in heard)
     print(f"{refused} of {len(heard)} bombs refused, the slowest answer after {slowest:.2f} s")
     return slowest
 

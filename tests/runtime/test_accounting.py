@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from ostinato.runtime.call import CallRecord
 from ostinato.runtime.critical_path import SPANS
 from tests.fakes import PosLM, make_limits
 from tests.http_calls import chat, complete, payloads
+from tests.raw_http import connect, post, read_reply, send
 from tests.serving import ANY_PORTS, PATIENCE_SECONDS, VOCAB_SIZE, Running, await_true, serving
 
 LIMITS = make_limits(max_rows=4, max_step_tokens=32, max_context=128, num_blocks=12)
@@ -162,6 +164,22 @@ def test_a_caller_gets_the_spans_so_far_in_a_header_and_all_when_it_asks(tmp_pat
         assert not any("timings" in chunk for chunk in chunks)
         assert "timings" not in complete(client, max_tokens=1).json()
         assert complete(client, timings="yes").status_code == 400
+
+
+def test_a_body_that_comes_byte_by_byte_is_read_in_one_piece(tmp_path: Path) -> None:
+    limits = make_limits()
+    head, _, sent = post("/v1/completions", b'{"model": "toy", "prompt": "a", "max_tokens": 1}').partition(b"\r\n\r\n")
+    with serving(tmp_path, limits, PosLM(limits, VOCAB_SIZE)) as server, connect(server.url) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for part in (head + b"\r\n\r\n", *(bytes([byte]) for byte in sent)):
+            send(connection, part)
+            time.sleep(0.001)
+        assert (reply := read_reply(connection)) is not None
+        assert reply.status == 200
+        server.await_idle()
+        (record,) = server.bridge.ledger.recent.last()
+    check_record(record)
+    assert [piece.name for piece in record.pieces].count("read") == 1
 
 
 def reading_little(server: Running) -> httpx.Client:

@@ -88,6 +88,8 @@ def test_what_may_join_words_gets_no_memo(table: dict[str, Any]) -> None:
         {"model": table["model"] | {"type": "Unigram"}},
         {"added_tokens": [{"id": 0, "content": "New York", "rstrip": False}]},
         {"added_tokens": [{"id": 0, "content": "word", "rstrip": True}]},
+        {"added_tokens": [{"id": 0, "content": "<mask>", "single_word": True}]},  # none in "a<mask>"
+        {"added_tokens": [{"id": 0, "content": "a\u037eb", "normalized": True}]},  # in NFC: a;b
     ):
         assert not cuts_words(table | change), change
 
