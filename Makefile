@@ -11,6 +11,7 @@ BUNDLE ?= engines/store/$(basename $(notdir $(RECIPE)))
 PROMPT ?= What is the capital of France?
 SYSTEM ?= You are a helpful assistant. Answer in one short sentence.
 PORT   ?= 8000
+METRICS_PORT ?= 8001
 JOBS   ?= 2
 
 # Through the environment, so that quotes and dollars in a prompt reach the command as they are.
@@ -20,7 +21,7 @@ BIN   := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve build-engine bundle test soak check bench screenshots clean
+.PHONY: help demo serve build-engine bundle verify test soak check bench screenshots clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -38,8 +39,11 @@ bundle: $(READY) ## the demo's bundle for this CPU, which demo, serve and bench 
 demo: bundle ## a streamed chat answer (PROMPT="…")
 	@$(BIN)/ostinato chat $(BUNDLE) --system "$$SYSTEM" --prompt "$$PROMPT" --greedy
 
-serve: bundle ## the OpenAI-compatible server on 127.0.0.1 (PORT=8000)
-	@$(BIN)/ostinato serve $(BUNDLE) --port $(PORT)
+serve: bundle ## the OpenAI-compatible server on 127.0.0.1 (PORT=8000 METRICS_PORT=8001)
+	@$(BIN)/ostinato serve $(BUNDLE) --port $(PORT) --metrics-port $(METRICS_PORT)
+
+verify: bundle ## the demo's bundle beside transformers in float32, which takes some minutes
+	@$(BIN)/ostinato verify $(RECIPE) --bundle $(BUNDLE)
 
 test: $(READY) ## every test that needs no GPU
 	@$(BIN)/pytest -n $(JOBS) --dist loadgroup -q --durations=15
@@ -47,14 +51,14 @@ test: $(READY) ## every test that needs no GPU
 soak: $(READY) ## the same tests at full size, which takes an hour or so
 	@OSTINATO_SOAK=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -q --durations=15
 
-check: $(READY) ## format, lint, types
+check: $(READY) ## checks format, lint and types
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy engines plugins builder runtime tests benchmarks
 
 bench: bundle ## step times and the Python share of a step
 	@$(BIN)/python benchmarks/decode_step.py $(BUNDLE)
 
 screenshots: bundle ## the console's pictures in docs/, of the demo model under load (needs chromium)
-	@OSTINATO_SCREENSHOTS=docs OSTINATO_BUNDLE=$(BUNDLE) $(BIN)/pytest -q tests/runtime/test_console_pictures.py
+	@OSTINATO_SCREENSHOTS=docs OSTINATO_BUNDLE=$(BUNDLE) $(BIN)/pytest -q -rs tests/runtime/test_console_pictures.py
 
 clean: ## remove the environment and everything built
 	rm -rf .venv .types .cache engines/store build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

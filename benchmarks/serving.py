@@ -181,7 +181,10 @@ def main() -> int:
     if unknown := set(goals) - {"ttft", "tpot", "e2e"}:
         raise SystemExit(f"unknown goodput goals {sorted(unknown)}: give ttft, tpot or e2e")
     url = args.url.rstrip("/")
-    model = args.model or asyncio.run(first_model(url))
+    try:
+        model = args.model or asyncio.run(first_model(url))
+    except aiohttp.ClientError as error:
+        raise SystemExit(f"no server answers at {url} ({error}): start one, such as with make serve") from None
     arrivals = poisson_arrivals(args.requests, args.rate, args.input_words, args.output_tokens, args.seed)
     records, seconds = uvloop.run(run_load(url, model, arrivals))
     summary = summarize(records, seconds, goals)

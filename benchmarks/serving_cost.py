@@ -155,7 +155,14 @@ def main() -> int:
         return 0  # a profile costs as much as what it looks at: its figures are no result
     result = {"bundle": args.bundle.name, "goals": GOALS, "medians": medians, "least": least, "rounds": found}
     print("wrote", save_result("serving_cost", result))
-    return int(any(values[name] > goal for values in medians.values() for name, goal in GOALS.items()))
+    missed = [
+        f"{endpoint}: {name} {values[name]:.2f} is over its goal of {goal:g}"
+        for endpoint, values in medians.items()
+        for name, goal in GOALS.items()
+        if values[name] > goal
+    ]
+    print("\n".join(missed), file=sys.stderr)
+    return int(bool(missed))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ The public names are imported on first use, so that a desk file never loads a de
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from .config import RuntimeConfig
     from .llm import LLM, Choice, Completion
     from .request import SamplingParams
+
+# Through this package OpenVINO reports over the network that it was imported; where there is none, it does not.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 __all__ = ["LLM", "Choice", "Completion", "RuntimeConfig", "SamplingParams"]
 
