@@ -183,8 +183,8 @@ def main() -> int:
     url = args.url.rstrip("/")
     try:
         model = args.model or asyncio.run(first_model(url))
-    except aiohttp.ClientError as error:
-        raise SystemExit(f"no server answers at {url} ({error}): start one, such as with make serve") from None
+    except aiohttp.ClientError as refused:
+        raise SystemExit(f"no server answers at {url} ({refused}): start one, such as with make serve") from None
     arrivals = poisson_arrivals(args.requests, args.rate, args.input_words, args.output_tokens, args.seed)
     records, seconds = uvloop.run(run_load(url, model, arrivals))
     summary = summarize(records, seconds, goals)
