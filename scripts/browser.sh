@@ -10,5 +10,6 @@ if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
 fi
 echo "browser: installing chromium"
 export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq
-apt-get install -y -qq --no-install-recommends chromium >/dev/null
+wait_for_lock=(-o DPkg::Lock::Timeout=300) # another install may hold it for a while
+apt-get "${wait_for_lock[@]}" update -qq
+apt-get "${wait_for_lock[@]}" install -y -qq --no-install-recommends chromium >/dev/null
