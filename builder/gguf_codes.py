@@ -13,7 +13,7 @@ import numpy as np
 from gguf import ReaderTensor
 
 from ostinato.engines.decoder_record import GROUP
-from ostinato.plugins.x86_pack import F16, U8, Groups
+from ostinato.plugins.x86_pack import F16, U8, ZERO_CODE, Groups
 
 # What a matrix of each format comes out in.
 PUBLISHED_BITS: Mapping[str, int] = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
@@ -42,7 +42,7 @@ def _q4_1(blocks: U8) -> Groups:
 
 
 def _q8_0(blocks: U8) -> Groups:
-    codes: U8 = blocks[..., _HALF:] ^ np.uint8(0x80)  # two's complement plus 128
+    codes: U8 = blocks[..., _HALF:] ^ np.uint8(ZERO_CODE)  # two's complement plus 128
     return Groups(codes.reshape(len(blocks), -1), _halves(blocks, 0), None)
 
 

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.engines.decoder_record import GROUP
-from ostinato.plugins.x86_pack import F16, F32, Groups
+from ostinato.plugins.x86_pack import F16, F32, ZERO_CODE, Groups
 
-_ZERO_CODE = 128  # of 8 bits
 _TOP_INT8, _TOP_UINT4 = 127, 15
 
 
@@ -46,7 +45,7 @@ def with_rows(matrix: Groups, change: Callable[[NDArray[Any]], NDArray[Any]]) ->
 
 def _int8(groups: F32) -> Groups:
     scales = _scales_for(np.abs(groups).max(axis=2), _TOP_INT8)
-    codes = np.clip(np.rint(groups / _divisors(scales)), -_TOP_INT8, _TOP_INT8) + _ZERO_CODE
+    codes = np.clip(np.rint(groups / _divisors(scales)), -_TOP_INT8, _TOP_INT8) + ZERO_CODE
     return Groups(codes.astype(np.uint8).reshape(len(groups), -1), scales, None)
 
 

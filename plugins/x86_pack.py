@@ -20,7 +20,7 @@ F16 = NDArray[np.float16]
 F32 = NDArray[np.float32]
 
 TILE = 16  # outputs of a tile
-_INT8_ZERO = 128  # an 8-bit code is the signed number plus this
+ZERO_CODE = 128  # of 8 bits: a code is the signed number plus this
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def weights(matrix: Groups) -> F32:
     """What the kernels compute with, [N, K] float32."""
     scales = np.repeat(matrix.scales.astype(np.float32), GROUP, axis=1)
     if matrix.minima is None:
-        return scales * (matrix.codes.astype(np.float32) - np.float32(_INT8_ZERO))
+        return scales * (matrix.codes.astype(np.float32) - np.float32(ZERO_CODE))
     return scales * matrix.codes.astype(np.float32) + np.repeat(matrix.minima.astype(np.float32), GROUP, axis=1)
 
 

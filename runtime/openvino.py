@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import openvino as ov
 
 from ostinato.engines.bundle import Bundle
@@ -15,23 +13,10 @@ from ostinato.plugins.sampling_rows import I32, Sampled, SamplingRows
 
 from .batch import Batch
 from .executor import LogitsObserver, StepRules
+from .host_ticket import HostTicket
 from .openvino_graph import compile_graph, read_graph
 from .openvino_padding import PaddedStep, pad_tokens, padded, warmup_steps, with_end_row
 from .progress import Show
-
-
-@dataclass(frozen=True, slots=True)
-class OpenVINOTicket:
-    """A step in flight on the CPU's own threads."""
-
-    executor: OpenVINOExecutor
-    batch: Batch
-
-    def sample(self, masks: I32) -> None:
-        raise AssertionError(f"{len(masks)} late masks: on the CPU nothing is in flight when a step is packed")
-
-    def wait(self) -> Sampled:
-        return self.executor.finish(self.batch)
 
 
 class OpenVINOExecutor:
@@ -89,13 +74,13 @@ class OpenVINOExecutor:
             self._request.wait()
             progress("warm buckets", done, len(steps))
 
-    def run(self, batch: Batch) -> OpenVINOTicket:
+    def run(self, batch: Batch) -> HostTicket:
         """Start a step. The batch's arrays are copied here, so the caller may reuse them. Raises DeviceError."""
         try:
             self._start(padded(batch, self._limits))
         except RuntimeError as error:
             raise DeviceError(f"OpenVINO did not start a step of {batch.num_tokens} tokens: {error}") from None
-        return OpenVINOTicket(self, batch)
+        return HostTicket(self, batch)
 
     def _start(self, step: PaddedStep) -> None:
         if self._is_exact or step.query_starts[-1] < len(step.input_ids):

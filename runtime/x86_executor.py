@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ostinato.engines.bundle import Bundle
 from ostinato.engines.errors import OstinatoError
 from ostinato.engines.sizes import Limits
-from ostinato.plugins.sampling_rows import F32, I32, Sampled, SamplingRows
+from ostinato.plugins.sampling_rows import F32, Sampled, SamplingRows
 
 from .batch import Batch
 from .executor import LogitsObserver, StepRules
+from .host_ticket import HostTicket
 from .progress import Show
 from .x86_library import X86Decoder
 from .x86_sampler import X86Sampler
-
-
-@dataclass(frozen=True, slots=True)
-class X86Ticket:
-    """A step in flight on the decoder's own threads."""
-
-    executor: X86Executor
-    batch: Batch
-
-    def sample(self, masks: I32) -> None:
-        raise AssertionError(f"{len(masks)} late masks: on the CPU nothing is in flight when a step is packed")
-
-    def wait(self) -> Sampled:
-        return self.executor.finish(self.batch)
 
 
 class X86Executor:
@@ -63,14 +48,14 @@ class X86Executor:
     def trouble(self) -> None:
         """None ever: a step that is refused tells nothing of the next."""
 
-    def run(self, batch: Batch) -> X86Ticket:
+    def run(self, batch: Batch) -> HostTicket:
         """Start a step on the decoder's threads and return at once. Raises DeviceError.
 
         The batch's arrays are read until it lands; nobody reuses them sooner, since one step is in flight.
         """
         arrays = (batch.input_ids, batch.query_starts, batch.context_lens, batch.block_tables, batch.logits_indices)
         self._decoder.start(arrays, self._logits)
-        return X86Ticket(self, batch)
+        return HostTicket(self, batch)
 
     def finish(self, batch: Batch) -> Sampled:
         """Wait for the running step and sample its rows."""
