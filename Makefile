@@ -19,6 +19,8 @@ export PROMPT SYSTEM
 
 BIN   := .venv/bin
 READY := .venv/.ready
+# A worker takes a file at a time (tests/conftest.py), in this order: the long ones come first.
+TESTS := $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -q --durations=15
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve build-engine bundle verify test soak check bench screenshots clean
@@ -46,10 +48,10 @@ verify: bundle ## the demo's bundle beside transformers in float32, which takes 
 	@$(BIN)/ostinato verify $(RECIPE) --bundle $(BUNDLE)
 
 test: $(READY) ## every test that needs no GPU
-	@$(BIN)/pytest -n $(JOBS) --dist loadgroup -q --durations=15
+	@$(TESTS)
 
 soak: $(READY) ## the same tests at full size, which takes an hour or so
-	@OSTINATO_SOAK=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -q --durations=15
+	@OSTINATO_SOAK=1 $(TESTS)
 
 check: $(READY) ## checks format, lint and types
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy engines plugins builder runtime tests benchmarks

@@ -6,46 +6,67 @@ was built.
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import ostinato.plugins
 from ostinato.engines.decoder_record import KERNEL_FILE
 from ostinato.engines.errors import BuildError
+from ostinato.engines.manifest import digest_of
+
+from .kernel_cache import KernelCache
 
 SOURCES = Path(*ostinato.plugins.__path__) / "x86"
 _TARGET = ("-target", "x86_64-linux-gnu.2.17", "-mcpu=x86_64_v4+avx512vnni")
 # No fast-math: a row's bits must not hang on how a loop was vectorized. Products and sums fuse only where it says so.
 _FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-sanitize=undefined", "-fvisibility=hidden", "-fPIC", "-pthread")
 _STRICT = ("-Wall", "-Wextra", "-Werror")
+_LINKING = ("-shared", "-s")
 _MAX_SECONDS = 600
 _MAX_FAULTS = 3  # of the compiler's that an error tells
 
 
-def compile_kernels(folder: Path, sources: Path = SOURCES) -> Path:
-    """Write KERNEL_FILE into `folder` and return its path; the same sources are compiled once a process.
+def compile_kernels(folder: Path, sources: Path = SOURCES, cache: KernelCache | None = None) -> Path:
+    """Write KERNEL_FILE into `folder` and return its path; the same sources are compiled once, and kept in the cache.
 
-    Raises BuildError with the compiler's own words where it refuses, and where it is not installed.
+    `cache`: None for the user's own. Raises BuildError with the compiler's own words where it refuses, and where it is
+    not installed.
     """
-    contents = tuple((file.name, file.read_bytes()) for file in sorted(sources.glob("*.[ch]")))
+    cache = cache or KernelCache()
+    contents = {file.name: file.read_bytes() for file in sorted(sources.glob("*.[ch]"))}
+    identity = _identity(contents)
+    content = cache.fetch(identity)
+    if content is None:
+        content = _compiled(contents, sources)
+        cache.keep(identity, content)
     library = folder / KERNEL_FILE
-    library.write_bytes(_compiled(contents, sources))
+    library.write_bytes(content)
     return library
 
 
-@cache
-def _compiled(contents: tuple[tuple[str, bytes], ...], sources: Path) -> bytes:
+def _identity(contents: Mapping[str, bytes]) -> str:
+    """A digest of everything that decides the library's bytes."""
+    try:
+        compiler = version("ziglang")
+    except PackageNotFoundError:
+        compiler = "not installed"  # compiling says what to do about it
+    sources = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    return digest_of({"sources": sources, "compiler": compiler, "options": [*_TARGET, *_FLAGS, *_LINKING]})
+
+
+def _compiled(contents: Mapping[str, bytes], sources: Path) -> bytes:
     """The library. Files are named relative to a folder of their own, so that no place on this disk gets into it."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "x86"
         folder.mkdir()
-        for name, content in contents:
+        for name, content in contents.items():
             (folder / name).write_bytes(content)
-        names = [name for name, _ in contents if name.endswith(".c")]
+        names = [name for name in contents if name.endswith(".c")]
         if not names:
             raise BuildError(f"{sources} holds no C file: install ostinato again")
         done = _run([*names, "-o", KERNEL_FILE], folder, _environment(Path(scratch)))
@@ -56,7 +77,7 @@ def _compiled(contents: tuple[tuple[str, bytes], ...], sources: Path) -> bytes:
 
 
 def _run(arguments: list[str], folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ziglang", "cc", *_TARGET, *_FLAGS, *_STRICT, "-shared", "-s", *arguments]
+    command = [sys.executable, "-m", "ziglang", "cc", *_TARGET, *_FLAGS, *_STRICT, *_LINKING, *arguments]
     try:
         return subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_MAX_SECONDS, check=False

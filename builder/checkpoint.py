@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ostinato.engines.errors import CheckpointError
 from ostinato.engines.manifest import digest_of, file_digest
-from ostinato.plugins.x86_pack import Groups
 
 from .config import DecoderConfig
+from .group_codes import StepCodes
 
 F32 = NDArray[np.float32]
 _DIGESTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
@@ -37,9 +37,9 @@ class Read(Protocol):
 
 
 class ReadCodes(Protocol):
-    """Reads one tensor as the codes that it is published in, or gives None where those are no `Groups`."""
+    """Reads one tensor as the codes that it is published in, or gives None where those are no `StepCodes`."""
 
-    def __call__(self, name: str) -> Groups | None: ...
+    def __call__(self, name: str) -> StepCodes | None: ...
 
 
 def _no_codes(name: str) -> None:

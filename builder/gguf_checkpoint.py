@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from ostinato.engines.errors import CheckpointError
 from ostinato.engines.sizes import ModelSizes
-from ostinato.plugins.x86_pack import Groups
 
 from .checkpoint import EMBEDDING, F32, FINAL_NORM, HEAD, Checkpoint, Part
 from .config import DecoderConfig, Rope
 from .gguf_codes import published_codes
-from .group_codes import with_rows
+from .group_codes import StepCodes, with_rows
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _NEEDED = (
@@ -57,7 +56,7 @@ def read_gguf(path: Path) -> Checkpoint:
         assert part is None or part.axis or part.start % head_size == part.stop % head_size == 0, "whole heads only"
         return unpaired(array, len(array) // head_size)
 
-    def read_codes(name: str) -> Groups | None:
+    def read_codes(name: str) -> StepCodes | None:
         found = published_codes(tensors[name])
         if found is None or not _paired(fields) or name.split(".")[-2] not in ("q_proj", "k_proj"):
             return found

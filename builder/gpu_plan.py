@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.engines.memory_table import Latency
-from ostinato.engines.recipe import COMPUTE_CAPABILITIES, GPU_TARGETS, Recipe
+from ostinato.engines.recipe import Recipe
+from ostinato.engines.targets import GPU_TARGETS, TARGETS
 
 from .config import DecoderConfig
 from .gpus import Gpu
@@ -55,8 +56,8 @@ def _faults(config: DecoderConfig, recipe: Recipe, gpu: Gpu, found: Fit) -> list
     """Why this build would not run on this GPU, and what to change."""
     faults = []
     capability, limits = gpu.compute_capability, recipe.limits
-    if capability not in COMPUTE_CAPABILITIES[recipe.target]:
-        others = [target for target in GPU_TARGETS if capability in COMPUTE_CAPABILITIES[target]]
+    if capability not in TARGETS[recipe.target].compute_capabilities:
+        others = [target for target in GPU_TARGETS if capability in TARGETS[target].compute_capabilities]
         faults.append(
             f"{gpu.name} has compute capability {capability}, which target {recipe.target} has no engines for: "
             f"choose target {' or '.join(others)}"

@@ -1,75 +1,102 @@
-"""Weights as small codes with a float16 scale, and of 4 bits a minimum, for 32 inputs: what `x86` multiplies (offline).
+"""Weights as small codes with scales: what target `x86` multiplies (offline).
 
-The scale is rounded first and codes are made for the rounded one, so that its rounding costs no more than codes do.
+    plain numbers ─┬─────────────────────────────────▶ Bytes     a scale for up to 256 inputs, the largest is 127
+                   └▶ StepCodes, 4 bits (or published) ─▶ Nibbles   the same, and how nibbles become its bytes
+
+A nibble's step and minimum are kept in 256ths of the byte's step, so what they are rounded by is little beside that the
+byte is rounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinato.engines.decoder_record import GROUP
-from ostinato.plugins.x86_pack import F16, F32, ZERO_CODE, Groups
+from ostinato.plugins.x86_pack import F32, SHARE, U8, ZERO_CODE, Bytes, Nibbles, group_of, num_groups
 
-_TOP_INT8, _TOP_UINT4 = 127, 15
-
-
-def codes_of(weight: F32, bits: int) -> Groups:
-    """The nearest codes of a finite weight [N, K]; check `is_finite` of what comes out."""
-    groups = weight.reshape(len(weight), -1, GROUP)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return _int8(groups) if bits == 8 else _uint4(groups)
+_TOP_BYTE, _TOP_NIBBLE = 127, 15
+_PARTS = 256  # of a byte's step, in which nibbles' steps are counted
+_LEAST = np.finfo(np.float32).tiny  # a smaller scale would hold fewer digits: such weights are nothing
 
 
-def is_finite(matrix: Groups) -> bool:
-    """False where float16 can't hold a scale or a minimum, or the published ones are no numbers."""
-    minima = matrix.scales if matrix.minima is None else matrix.minima
-    return bool(np.isfinite(matrix.scales).all() and np.isfinite(minima).all())
+@dataclass(frozen=True)
+class StepCodes:
+    """4-bit codes as they are published: weight[n, k] = steps[n, k // 32] * codes[n, k] + minima[n, k // 32]."""
+
+    codes: U8  # [N, K], below 16
+    steps: F32  # [N, K/32]
+    minima: F32  # [N, K/32]
 
 
-def stacked(parts: Iterable[Groups]) -> Groups:
-    """Matrices of the same bits and inputs, one below the other."""
-    codes, scales, minima = zip(*((part.codes, part.scales, part.minima) for part in parts), strict=True)
-    known = [one for one in minima if one is not None]
-    assert len(known) in (0, len(minima)), "matrices of 4 and of 8 bits"
-    return Groups(np.concatenate(codes), np.concatenate(scales), np.concatenate(known) if known else None)
+_Rows = TypeVar("_Rows", bound=Bytes | Nibbles | StepCodes)  # arrays that all have a matrix's rows
 
 
-def with_rows(matrix: Groups, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Groups:
+def byte_codes(weight: F32) -> Bytes:
+    """The nearest bytes of a finite weight [N, K]."""
+    shares = weight.reshape(len(weight), -1, SHARE)
+    scales = _scales(np.abs(shares).max(axis=2))
+    codes = np.rint(shares / _divisors(scales, weight.shape[1])[..., None]) + ZERO_CODE
+    return Bytes(codes.astype(np.uint8).reshape(weight.shape), scales)
+
+
+def step_codes(weight: F32) -> StepCodes:
+    """The nearest 4-bit codes of a finite weight [N, K], between the least and the largest of 32 inputs."""
+    shares = weight.reshape(len(weight), -1, SHARE).astype(np.float64)  # in which no difference is too large
+    minima = shares.min(axis=2)
+    steps = ((shares.max(axis=2) - minima) / _TOP_NIBBLE).astype(np.float32)
+    above = (shares - minima[..., None]) / np.where(steps == 0, np.inf, steps)[..., None]
+    codes = np.clip(np.rint(above), 0, _TOP_NIBBLE).astype(np.uint8)  # a tiny step has lost digits
+    return StepCodes(codes.reshape(weight.shape), steps, minima.astype(np.float32))
+
+
+def nibbles_of(of: StepCodes) -> Nibbles:
+    """The same codes, with what makes the nearest bytes of them. Steps and minima must be finite."""
+    rows, columns = of.codes.shape
+    shares = of.codes.reshape(rows, -1, SHARE)
+    lowest, highest = shares.min(axis=2), shares.max(axis=2)
+    steps, minima = of.steps.astype(np.float64), of.minima.astype(np.float64)
+    ends = steps * lowest + minima, steps * highest + minima
+    scales = _scales(np.maximum(*np.abs(ends)))
+    parts = _PARTS / _divisors(scales, columns).astype(np.float64)
+    is_one = lowest == highest  # then the step says nothing, and may be of any size
+    factors = np.rint(np.where(is_one, 0, steps) * parts)
+    offsets = np.rint(np.where(is_one, ends[0], minima) * parts) + ZERO_CODE * _PARTS + _PARTS // 2
+    return Nibbles(of.codes, _lowest_bits(factors).view(np.int16), _lowest_bits(offsets), scales)
+
+
+def stacked(parts: Iterable[_Rows]) -> _Rows:
+    """Matrices of the same kind and inputs, one below the other."""
+    whole = tuple(parts)
+    kind = type(whole[0])
+    arrays: list[Any] = [np.concatenate([getattr(part, field.name) for part in whole]) for field in fields(kind)]
+    return kind(*arrays)
+
+
+def with_rows(matrix: _Rows, change: Callable[[NDArray[Any]], NDArray[Any]]) -> _Rows:
     """The same with the rows of every array changed alike."""
-    return Groups(change(matrix.codes), change(matrix.scales), None if matrix.minima is None else change(matrix.minima))
+    arrays: list[Any] = [change(getattr(matrix, field.name)) for field in fields(type(matrix))]
+    return type(matrix)(*arrays)
 
 
-def _int8(groups: F32) -> Groups:
-    scales = _scales_for(np.abs(groups).max(axis=2), _TOP_INT8)
-    codes = np.clip(np.rint(groups / _divisors(scales)), -_TOP_INT8, _TOP_INT8) + ZERO_CODE
-    return Groups(codes.astype(np.uint8).reshape(len(groups), -1), scales, None)
+def _scales(largest: NDArray[Any]) -> F32:
+    """[N, groups] of the largest sizes [N, K/32]."""
+    rows, shares = largest.shape
+    groups = num_groups(shares * SHARE)
+    filled = np.pad(largest, ((0, 0), (0, groups * group_of(shares * SHARE) // SHARE - shares)))
+    scales = (filled.reshape(rows, groups, -1).max(axis=2) / _TOP_BYTE).astype(np.float32)
+    return np.where(scales < _LEAST, np.float32(0), scales)
 
 
-def _uint4(groups: F32) -> Groups:
-    minima = groups.min(axis=2).astype(np.float16)
-    above = groups - minima.astype(np.float32)[..., None]
-    scales = _scales_for(above.max(axis=2), _TOP_UINT4)
-    codes = np.clip(np.rint(above / _divisors(scales)), 0, _TOP_UINT4)
-    return Groups(codes.astype(np.uint8).reshape(len(groups), -1), scales, minima)
+def _divisors(scales: F32, columns: int) -> F32:
+    """[N, K/32]; of a scale of 0 infinity, by which all is nothing."""
+    sound = np.where(scales == 0, np.float32(np.inf), scales)
+    return np.repeat(sound, group_of(columns) // SHARE, axis=1)[:, : columns // SHARE]
 
 
-def _scales_for(span: F32, top: int) -> F16:
-    """The float16 nearest to span / top; the next one where codes could then not reach the span by half a step.
-
-    That happens among subnormal numbers, whose steps are coarse.
-    """
-    span = np.maximum(span, 0)
-    scales = (span / np.float32(top)).astype(np.float16)
-    is_short = scales.astype(np.float32) * np.float32(top + 0.5) < span
-    higher: F16 = np.nextafter(scales, np.float16(np.inf))
-    return np.where(is_short, higher, scales)
-
-
-def _divisors(scales: F16) -> F32:
-    """[..., 1]; 1 for a group of equal numbers, whose scale is 0."""
-    wide: F32 = np.where(scales == 0, np.float16(1), scales).astype(np.float32)[..., None]
-    return wide
+def _lowest_bits(numbers: NDArray[np.float64]) -> NDArray[np.uint16]:
+    """Sixteen of whole numbers: the sum of what they make is of so many too, so none is missed."""
+    return (numbers.astype(np.int64) & 0xFFFF).astype(np.uint16)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Iterator
@@ -13,8 +12,10 @@ from rich.console import Console
 
 from ostinato.engines import recipe as recipes
 from ostinato.engines.architectures import KERNEL_ARCHITECTURES
+from ostinato.engines.argument_parser import ArgumentParser
 from ostinato.engines.errors import RecipeError
-from ostinato.engines.recipe import GPU_TARGETS, Recipe, read_recipe
+from ostinato.engines.recipe import Recipe, read_recipe
+from ostinato.engines.targets import GPU_TARGETS
 
 from .config_source import decoder_config
 from .kernel_compiler import compile_kernels
@@ -30,7 +31,7 @@ _CAPABILITIES = {arch: capability for capability, arch in reversed(KERNEL_ARCHIT
 
 def kernels(argv: list[str]) -> int:
     """`ostinato kernels [RECIPE] [--set …] [--arch sm_86 …] [--out FOLDER] [--json]`; 0, or 1 if a kernel spills."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="ostinato kernels", description="Compile a recipe's kernels, and show what each costs."
     )
     parser.add_argument(

@@ -33,6 +33,12 @@ class Lock:
     toolchain: Mapping[str, str]
     graphs: str
 
+    def told(self) -> str:
+        """What it holds a build to, as one line."""
+        digests = ("identity", "checkpoint", "recipe", "sources", "graphs")
+        pinned = ", ".join(f"{name} {getattr(self, name):.16}" for name in digests)
+        return f"{pinned}, versions of {len(self.toolchain)} packages, {self.machine}"
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 

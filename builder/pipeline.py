@@ -10,7 +10,8 @@ from ostinato.engines.bundle import Bundle, list_files, open_bundle, publish, pu
 from ostinato.engines.errors import BuildError, BundleError
 from ostinato.engines.manifest import FILE_NAME, Manifest, read_manifest
 from ostinato.engines.memory_table import LatencyTable
-from ostinato.engines.recipe import GPU_TARGETS, Recipe
+from ostinato.engines.recipe import Recipe
+from ostinato.engines.targets import GPU_TARGETS, TARGETS
 from ostinato.plugins.source_digest import source_digest
 
 from .build_cache import BuildCache
@@ -112,7 +113,7 @@ def _write_ranks(
     recipe: Recipe, checkpoint: Checkpoint, folder: Path, progress: Progress, max_build_memory: int | None
 ) -> tuple[RankResult, ...]:
     """Every rank's folder. Imported here: torch and ONNX, which a bundle that is there does not need."""
-    if recipe.target == "x86":
+    if TARGETS[recipe.target].has_decoder:
         from .x86 import write_rank
 
         rank = folder / "rank0"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from ostinato.engines.argument_parser import ArgumentParser
 from ostinato.engines.errors import RecipeError
-from ostinato.engines.recipe import GPU_TARGETS, Recipe, read_recipe
+from ostinato.engines.recipe import Recipe, read_recipe
+from ostinato.engines.targets import GPU_TARGETS
 
 from .config_source import decoder_config
 from .gpu_plan import GpuPlan, plan_for, size_text, usual_context
@@ -21,7 +22,7 @@ _MIB = 2**20
 
 def plan(argv: list[str]) -> int:
     """`ostinato plan RECIPE --gpu NAME [--set …] [--config FILE] [--context N]`; 0 if it fits, 1 if it does not."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="ostinato plan", description="Say whether a recipe fits a GPU, and how fast a step can be at best."
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a TOML file, such as engines/recipes/….toml")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from ostinato.engines.recipe import GPU_TARGETS, Recipe
+from ostinato.engines.recipe import Recipe
 from ostinato.engines.shards import WHOLE, Shard
+from ostinato.engines.targets import GPU_TARGETS
 
 from .checkpoint import Checkpoint, weight_sources
 from .quantize import precision_notes, store_weights

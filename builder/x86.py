@@ -15,9 +15,9 @@ import numpy as np
 
 from ostinato.engines.decoder_record import (
     FILE_NAME,
-    GROUP,
     LAYOUT_VERSION,
     WEIGHT_FILE,
+    WIDTH_STEP,
     DecoderLayer,
     DecoderRecord,
     Matrix,
@@ -65,9 +65,9 @@ def check_model(sizes: ModelSizes) -> None:
         "num_q_heads * head_size": sizes.num_q_heads * sizes.head_size,
     }
     for name, width in widths.items():
-        if width % GROUP:
+        if width % WIDTH_STEP:
             raise BuildError(
-                f"the model's {name} is {width}, target x86 needs a multiple of {GROUP}: choose target cpu"
+                f"the model's {name} is {width}, target x86 needs a multiple of {WIDTH_STEP}: choose target cpu"
             )
     if sizes.head_size % _HEAD_STEP or sizes.head_size > MAX_HEAD_SIZE:
         raise BuildError(
@@ -134,7 +134,7 @@ class _Packer:
             codes = with_rows(codes, alternate)
             values = None if values is None else np.asarray(alternate(values), np.float32)
         return Matrix(
-            bits=self._codes.bits(f"{name}.weight"),
+            bits=codes.bits,
             rows=codes.codes.shape[0],
             columns=codes.codes.shape[1],
             tiles=self._file.put(pack(codes)),

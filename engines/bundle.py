@@ -71,7 +71,10 @@ def open_bundle(path: Path, *, verify_digests: bool = True, any_machine: bool = 
     if not path.is_dir():
         raise BundleError(f"no bundle at {path}: build one with `ostinato build RECIPE --out {path}`")
     if not manifest_path.is_file():
-        raise BundleError(f"{path} has no {FILE_NAME}, so it is no finished bundle: build it again")
+        raise BundleError(
+            f"{path} has no {FILE_NAME}, so it is no finished bundle: give the folder of one, such as "
+            "engines/store/NAME, or build it again"
+        )
     manifest = read_manifest(manifest_path)
     if not any_machine:
         check_architecture(manifest, platform.machine())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 
 from .errors import OstinatoError
@@ -27,10 +28,17 @@ def main(argv: list[str] | None = None) -> int:
     """Run `ostinato COMMAND …`; exit 0 on success, 1 on a failed check, 2 on a refusal."""
     argv = sys.argv[1:] if argv is None else argv
     commands = {point.name: point for point in entry_points(group=GROUP)}
-    if not argv or argv[0] not in commands:
-        asked_for_help = bool(argv) and argv[0] in ("-h", "--help")
-        print(_usage(commands), file=sys.stdout if asked_for_help else sys.stderr)
-        return 0 if asked_for_help else 2
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_usage(commands), file=sys.stdout if argv else sys.stderr)
+        return 0 if argv else 2
+    if argv[0] not in commands:
+        near = get_close_matches(argv[0], commands, 1)
+        told = f"did you mean {near[0]}?" if near else f"give one of {', '.join(_ordered(commands))}"
+        print(
+            f"ostinato: there is no command {argv[0]!r}: {told} (`ostinato --help` says what each does)",
+            file=sys.stderr,
+        )
+        return 2
     try:
         return int(commands[argv[0]].load()(argv[1:]))
     except ModuleNotFoundError as error:
@@ -53,7 +61,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _usage(commands: Iterable[str]) -> str:
-    """The commands in the order in which one meets them, then those that others have added."""
-    ordered = [*(name for name in _TELLS if name in commands), *sorted(set(commands) - _TELLS.keys())]
-    lines = [f"  {name:10}{_TELLS.get(name, '')}".rstrip() for name in ordered]
+    lines = [f"  {name:10}{_TELLS.get(name, '')}".rstrip() for name in _ordered(commands)]
     return "\n".join(["usage: ostinato COMMAND …", "", *lines, "", "ostinato COMMAND --help tells more."])
+
+
+def _ordered(commands: Iterable[str]) -> list[str]:
+    """In the order in which one meets them, then those that others have added."""
+    return [*(name for name in _TELLS if name in commands), *sorted(set(commands) - _TELLS.keys())]

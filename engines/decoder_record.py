@@ -18,9 +18,9 @@ from .json_record import bounded_text, json_table, record_from
 FILE_NAME, WEIGHT_FILE, KERNEL_FILE = "decoder.json", "weights.bin", "kernels.so"
 DECODER_FILES = (FILE_NAME, WEIGHT_FILE, KERNEL_FILE)  # of rank 0
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
-GROUP = 32  # inputs that share a scale, and of 4 bits a minimum
+WIDTH_STEP = 32  # inputs of a matrix are a multiple of this: two vectors of floats, a published block
 BLOCK_SIZE = 32  # tokens of a KV block, which the kernels take at once
-LAYOUT_VERSION = 1  # of weights.bin and of the kernels that read it: OSTINATO_X86_VERSION of their header
+LAYOUT_VERSION = 2  # of weights.bin and of the kernels that read it: OSTINATO_X86_VERSION of their header
 Bits = Literal[4, 8]
 
 
@@ -39,9 +39,9 @@ class Matrix:
     bias: int | None
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.columns < GROUP or self.columns % GROUP:
+        if self.rows < 1 or self.columns < WIDTH_STEP or self.columns % WIDTH_STEP:
             raise BundleError(
-                f"a matrix is {self.rows} x {self.columns}, wanted are rows, and columns in groups of {GROUP}"
+                f"a matrix is {self.rows} x {self.columns}, wanted are rows, and a multiple of {WIDTH_STEP} as columns"
             )
 
     def offsets(self) -> Iterator[int]:

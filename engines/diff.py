@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .argument_parser import ArgumentParser
 from .bundle import Bundle, open_bundle
 from .errors import RecipeError
 from .facts import KINDS, Fact, bundle_facts
@@ -33,9 +33,9 @@ class Difference:
 
 def diff(argv: list[str]) -> int:
     """`ostinato diff A B [--fail-on KIND[:PERCENT%],…] [--json]`; 1 on a difference of a kind that --fail-on names."""
-    parser = argparse.ArgumentParser(prog="ostinato diff", description="Compare two bundles; checks every file.")
-    parser.add_argument("first", type=Path, metavar="A")
-    parser.add_argument("second", type=Path, metavar="B")
+    parser = ArgumentParser(prog="ostinato diff", description="Compare two bundles; checks every file.")
+    parser.add_argument("first", type=Path, metavar="A", help="a bundle's folder")
+    parser.add_argument("second", type=Path, metavar="B", help="another's")
     parser.add_argument(
         "--fail-on",
         default="",

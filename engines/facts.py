@@ -10,7 +10,7 @@ from .bundle import Bundle
 from .decoder_record import FILE_NAME as DECODER
 from .decoder_record import KERNEL_FILE
 from .manifest import Manifest
-from .recipe import GPU_TARGETS
+from .targets import GPU_TARGETS, TARGETS
 
 KINDS = (
     "target", "model", "graph", "precision", "size", "limits", "kernels", "memory", "latency", "toolchain", "notes",
@@ -76,7 +76,7 @@ def _precision(bundle: Bundle) -> Iterator[tuple[str, Fact]]:
         for engine in engines:
             dtypes = " ".join(tensor.dtype for tensor in (*engine.inputs, *engine.outputs))
             yield f"rank{rank}/{engine.file} tensors", dtypes
-    if manifest.target == "x86":
+    if TARGETS[manifest.target].has_decoder:
         for bits, count in Counter(matrix.bits for matrix in bundle.decoder().matrices()).items():
             yield f"matrices of {bits} bits", count
 

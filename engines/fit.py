@@ -21,7 +21,7 @@ from .errors import BundleError
 from .manifest import Manifest
 from .processor import why_unfit
 from .program import FILE_NAME as PROGRAM
-from .recipe import GPU_TARGETS
+from .targets import GPU_TARGETS, TARGETS
 
 MINIMUM_DRIVER = "580"  # of CUDA 13, which engines and kernels are built with
 _JETSON = ("8.7",)
@@ -51,7 +51,7 @@ class Machine:
 def check_fit(manifest: Manifest, machine: Machine) -> None:
     """Raises BundleError for the first thing that does not fit, in the order in which a user would mend them."""
     check_architecture(manifest, machine.architecture)
-    if manifest.target == "x86":
+    if TARGETS[manifest.target].has_decoder:
         _check_processor(manifest, machine)
     if manifest.target not in GPU_TARGETS:
         return
@@ -78,8 +78,8 @@ def _check_processor(manifest: Manifest, machine: Machine) -> None:
     why = why_unfit(manifest.hardware, machine.architecture, machine.system, machine.cpu_flags)
     if why is not None:
         raise BundleError(
-            f"the bundle is for target x86, this machine {why}: build with a recipe of target cpu, which runs on any "
-            "x86-64, or run it on a processor with AVX-512 VNNI"
+            f"the bundle is for target {manifest.target}, this machine {why}: build with a recipe of target cpu, "
+            "which runs on any x86-64, or run it on a processor with AVX-512 VNNI"
         )
     if missing := sorted({f"rank0/{name}" for name in DECODER_FILES} - set(manifest.files)):
         raise BundleError(f"the bundle has no {', '.join(missing)}: build it again")

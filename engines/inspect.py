@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
+from .argument_parser import ArgumentParser
 from .bundle import Bundle, open_bundle
 from .decoder_record import DecoderRecord
 from .inspect_engines import engine_rows, size_text
 from .manifest import Manifest
 from .natural_order import natural_order
-from .recipe import GPU_TARGETS
+from .targets import GPU_TARGETS, TARGETS
 from .tensorrt_options import PLAIN
 
 Row = tuple[str, str]
@@ -23,8 +23,8 @@ _Item = TypeVar("_Item")
 
 def inspect(argv: list[str]) -> int:
     """`ostinato inspect BUNDLE [--json]`; a bundle that is damaged or made for another machine is refused."""
-    parser = argparse.ArgumentParser(prog="ostinato inspect", description="Show what a bundle is; checks every file.")
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser = ArgumentParser(prog="ostinato inspect", description="Show what a bundle is; checks every file.")
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a bundle's folder, such as engines/store/NAME")
     parser.add_argument("--json", action="store_true", help="print the manifest as it is")
     arguments = parser.parse_args(argv)
     bundle = open_bundle(arguments.bundle)
@@ -38,7 +38,7 @@ def describe(bundle: Bundle) -> str:
     rows = [
         *_model_rows(manifest),
         *(_gpu_rows(manifest) if manifest.target in GPU_TARGETS else ()),
-        *(_decoder_rows(bundle.decoder()) if manifest.target == "x86" else ()),
+        *(_decoder_rows(bundle.decoder()) if TARGETS[manifest.target].has_decoder else ()),
         *_memory_rows(manifest),
         ("toolchain", _pairs(manifest.toolchain)),
         *(("note", note) for note in manifest.notes),

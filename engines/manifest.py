@@ -15,6 +15,7 @@ from .json_record import bounded_text, json_table, record_from
 from .memory_table import LatencyTable, MemoryTable
 from .shards import ONE_RANK, Shards
 from .sizes import Limits, ModelSizes
+from .targets import TARGETS
 from .tensorrt_options import PLAIN, TensorRTOptions
 
 SCHEMA_VERSION = 2
@@ -88,6 +89,11 @@ def manifest_from_json(text: str, where: Path) -> Manifest:
         )
     _check_digest(table, text, where)
     manifest = record_from(Manifest, table, where)
+    if manifest.target not in TARGETS:
+        raise BundleError(
+            f"{where} is for target {manifest.target!r}, this ostinato knows {', '.join(TARGETS)}: build the bundle "
+            "again"
+        )
     for path in manifest.files:
         if any(part in ("", ".", "..") for part in path.split("/")) or "\\" in path or not path.isprintable():
             raise BundleError(f"{where} lists the file {path!r}, which is no path inside a bundle: build it again")

@@ -9,36 +9,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .assignment import assign
-from .decoder_record import BLOCK_SIZE
 from .errors import RecipeError
 from .io_table import QUANTIZED_CACHES
 from .shards import ONE_RANK, Shards
 from .sizes import Limits
+from .targets import GPU_TARGETS, TARGETS
 from .tensorrt_options import PLAIN, TensorRTOptions
 
-# Target → the precisions it can be built in.
-WEIGHTS = {
-    "cpu": ("float32", "bfloat16", "int8", "int4"),
-    "x86": ("int8", "int4"),
-    "rtx": ("float32", "float16", "bfloat16"),
-    "trt": ("float32", "float16", "bfloat16"),
-}
-KV_CACHES = {
-    "cpu": ("float32", "float16", "bfloat16", "int8"),
-    "x86": ("int8",),
-    "rtx": ("float32", "float16", "bfloat16", "int8", "float8_e4m3"),
-    "trt": ("float32", "float16", "bfloat16", "int8", "float8_e4m3"),
-}
-TARGETS = tuple(WEIGHTS)
-GPU_TARGETS = ("rtx", "trt")
 PACKED_WEIGHTS = ("int8", "int4")  # kept as codes, multiplied through quantized activations
-# Compute capabilities that a target's engines, and our kernels, can be built for.
-COMPUTE_CAPABILITIES = {
-    "cpu": (),
-    "x86": (),
-    "rtx": ("8.0", "8.6", "8.9", "12.0", "12.1"),
-    "trt": ("8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "12.0", "12.1"),
-}
 
 _DEFAULT_ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 _DEFAULT_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -71,12 +49,13 @@ class Recipe:
     tensorrt: TensorRTOptions = PLAIN
 
     def __post_init__(self) -> None:
-        _refuse_unless_known("target", self.target, TARGETS)
-        _refuse_unless_known(f"weights (target {self.target})", self.weights, WEIGHTS[self.target])
-        _refuse_unless_known(f"kv_cache (target {self.target})", self.kv_cache, KV_CACHES[self.target])
+        _refuse_unless_known("target", self.target, tuple(TARGETS))
+        target = TARGETS[self.target]
+        _refuse_unless_known(f"weights (target {self.target})", self.weights, target.weights)
+        _refuse_unless_known(f"kv_cache (target {self.target})", self.kv_cache, target.kv_caches)
         for capability in self.compute_capabilities:
             _refuse_unless_known(
-                f"compute_capabilities (target {self.target})", capability, COMPUTE_CAPABILITIES[self.target]
+                f"compute_capabilities (target {self.target})", capability, target.compute_capabilities
             )
         if self.target in GPU_TARGETS:
             self._check_gpu()
@@ -84,10 +63,10 @@ class Recipe:
             raise RecipeError(
                 f"target {self.target} has one rank and no GPU: drop gpu, [shards] and [tensorrt], or choose rtx"
             )
-        if self.target == "x86" and self.limits.block_size != BLOCK_SIZE:
+        if self.limits.block_size != (wanted := target.block_size or self.limits.block_size):
             raise RecipeError(
-                f"limits.block_size is {self.limits.block_size}, the kernels of target x86 take blocks of "
-                f"{BLOCK_SIZE}: give {BLOCK_SIZE}"
+                f"limits.block_size is {self.limits.block_size}, the kernels of target {self.target} take blocks of "
+                f"{wanted}: give {wanted}"
             )
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise RecipeError(f"name is {self.name!r}: give a plain folder name")
@@ -96,7 +75,7 @@ class Recipe:
         if not self.compute_capabilities:
             raise RecipeError(
                 f"target {self.target} needs compute_capabilities: name the GPUs, such as "
-                f"{list(COMPUTE_CAPABILITIES[self.target][1:3])}"
+                f"{list(TARGETS[self.target].compute_capabilities[1:3])}"
             )
         if self.kv_cache not in (*QUANTIZED_CACHES, self.weights):
             raise RecipeError(
@@ -130,6 +109,11 @@ def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe file and apply `key=value` overrides (`limits.max_rows=8` reaches into a table)."""
     try:
         table = tomllib.loads(path.read_text())
+    except IsADirectoryError:
+        raise RecipeError(
+            f"{path} is a folder, wanted is a recipe: give its TOML file, such as engines/recipes/smollm2-135m-cpu.toml"
+            " (and a bundle to verify as --bundle FOLDER)"
+        ) from None
     except OSError as error:
         raise RecipeError(
             f"no recipe at {path} ({error.strerror}): give a TOML file, such as engines/recipes/smollm2-135m-cpu.toml"

@@ -1,10 +1,10 @@
-"""Between the connection and a call: the time that bytes take, and the headers that tell of the call (per message)."""
+"""Between a call and its connection: the time that bytes take, and the headers that tell of the call (per message)."""
 
 from __future__ import annotations
 
 import re
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Send
 
 from .call import Call
 
@@ -13,17 +13,11 @@ _MAX_NAME_CHARS = 64
 
 
 class Account:
-    """One call's. Its `receive` and `send` stand in for those of the connection."""
+    """One call's. Its `send` stands in for that of the connection."""
 
-    def __init__(self, call: Call, receive: Receive, send: Send) -> None:
+    def __init__(self, call: Call, send: Send) -> None:
         self._call = call
-        self._receive = receive
         self._send = send
-
-    async def receive(self) -> Message:
-        """What the caller sends."""
-        with self._call.span("read"):
-            return await self._receive()
 
     async def send(self, message: Message) -> None:
         """What the caller gets."""

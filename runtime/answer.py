@@ -70,14 +70,14 @@ class _Answer(Response):
         stream.take = self._taker(outlet)
         outlet.watch(stream.cancel)
         try:
-            await self._answer(scope, receive, reader.send)
+            await self._answer(scope, receive, reader.send, outlet)
             await reader.flush()
         finally:
             outlet.unwatch(stream.cancel)
             stream.close()
 
     @abstractmethod
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, outlet: Outlet) -> None: ...
 
     @abstractmethod
     def _taker(self, outlet: Outlet) -> Callable[[int, Delta], bool]:
@@ -87,14 +87,17 @@ class _Answer(Response):
 class StreamAnswer(_Answer):
     """Sends what is ready in one piece; headers go out before the first token."""
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, outlet: Outlet) -> None:
         stream = self._stream
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
             if opening := self._writer.opening():
-                await _send_part(send, opening)
+                if outlet.is_open:
+                    outlet.write(opening)
+                else:
+                    await _send_part(send, opening)
             last = b""
-            async for batch in stream.batches():
+            while (batch := await stream.batch()) is not None:
                 with stream.call.span("format"):
                     part = b"".join([self._writer.chunks(index, delta) for index, delta in batch])
                 if stream.open_ids:
@@ -127,8 +130,8 @@ class StreamAnswer(_Answer):
 class WholeAnswer(_Answer):
     """Waits for all choices; the status is an error's if one failed."""
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async for batch in self._stream.batches():
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, outlet: Outlet) -> None:
+        while (batch := await self._stream.batch()) is not None:
             for index, delta in batch:
                 self._writer.add(index, delta)
         if self._stream.error is not None:

@@ -86,7 +86,7 @@ class Bridge:
         self.serve_limits = serve_limits or ServeLimits()
         self.grammars = Grammars(tokenizer, intake.eos_ids, self.serve_limits)
         self.latencies = Latencies()
-        self.ledger = Ledger(metrics, intake.limits)
+        self.ledger = Ledger(metrics, intake.limits, loop.rules)
         self._intake = intake
         self._loop = loop
         self._beat_seconds = self.serve_limits.beat_seconds / 2  # a stream is quiet if nothing came since the last beat
@@ -183,17 +183,28 @@ class Bridge:
         self._fail_all("the server has stopped")
 
     def _dispatch(self, events: list[Event], made: Snapshot) -> None:
-        now = time.monotonic()
-        self.metrics.generation_tokens.inc(sum([(event.token_id is not None) + len(event.forced) for event in events]))
-        self._count_latencies(events, now)
+        now, rows, num_tokens = time.monotonic(), self._rows, 0
+        num_waiting: dict[float, int] = {}  # rows that were in the step before have waited equally long since
         for event in events:
+            request_id, token_id, *_, forced = event
+            num_tokens += (token_id is not None) + len(forced)
             # A row that was aborted may have an event under way.
-            if (row := self._rows.get(event.request_id)) is not None:
+            if (row := rows.get(request_id)) is not None:
+                if token_id is not None:
+                    if row.token_at is None:
+                        self._count_first(row, now)
+                    else:
+                        num_waiting[row.token_at] = num_waiting.get(row.token_at, 0) + 1
+                    row.token_at = now
                 try:
                     self._take(row, event, made, now)
                 except Exception:  # a fault in one answer must not take the other answers' events along
                     logger.exception("an event could not be handed on")
                     row.stream.fail(RequestError("the answer failed inside the server", code=STEP_FAILED))
+        self.metrics.generation_tokens.inc(num_tokens)
+        for since, count in num_waiting.items():
+            self.metrics.between_tokens_seconds.observe(now - since, count)
+            self.latencies.between_tokens.observe(now - since, count)
 
     def _take(self, row: _Row, event: Event, made: Snapshot, now: float) -> None:
         stream = row.stream
@@ -218,21 +229,6 @@ class Bridge:
         if row.choice.wants_abort:
             self._loop.abort(row.request.id)
         self._leave(row, reason, made, now)
-
-    def _count_latencies(self, events: list[Event], now: float) -> None:
-        """Rows that were in the step before have waited equally long since: they are counted together."""
-        num_waiting: dict[float, int] = {}  # by the moment of the token before
-        for event in events:
-            if event.token_id is None or (row := self._rows.get(event.request_id)) is None:
-                continue
-            if row.token_at is None:
-                self._count_first(row, now)
-            else:
-                num_waiting[row.token_at] = num_waiting.get(row.token_at, 0) + 1
-            row.token_at = now
-        for since, count in num_waiting.items():
-            self.metrics.between_tokens_seconds.observe(now - since, count)
-            self.latencies.between_tokens.observe(now - since, count)
 
     def _count_first(self, row: _Row, now: float) -> None:
         row.call.first_token_at = row.call.first_token_at or now

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from starlette.requests import Request
 
@@ -21,8 +22,7 @@ class Caller:
     salt: str = ""  # keeps tenants' prefixes apart
 
 
-@dataclass(frozen=True)
-class CallRecord:
+class CallRecord(NamedTuple):
     """A call that is over: no text of it, only counts and times. `spans` add up to `seconds`.
 
     `began_at` is of the monotonic clock, as in `pieces`; `began_unix` is the same moment for people.
@@ -34,7 +34,6 @@ class CallRecord:
     began_unix: float
     began_at: float
     seconds: float
-    spans: dict[str, float]
     path: CriticalPath
     first_token_seconds: float | None
     num_choices: int
@@ -44,6 +43,11 @@ class CallRecord:
     num_preemptions: int
     finish_reasons: tuple[str, ...]
     is_slow: bool  # its reader was dropped
+
+    @property
+    def spans(self) -> dict[str, float]:
+        """Where its time went, found when somebody looks."""
+        return self.path.spans()
 
     @property
     def pieces(self) -> list[Piece]:
@@ -124,7 +128,6 @@ class Call:
             began_unix=time.time() - (time.monotonic() - path.began_at),
             began_at=path.began_at,
             seconds=self.seconds,
-            spans=path.spans(),
             path=path,
             first_token_seconds=None if first is None else first - path.began_at,
             num_choices=len(self.timelines),

@@ -33,9 +33,9 @@ class Calls:
         given = call.field(b"x-request-id")
         call.client_id = given if given and _CLIENT_ID.fullmatch(given) else ""
         scope.setdefault("state", {})["call"] = call
-        account = Account(call, receive, send)
+        account = Account(call, send)
         try:
-            await self._app(scope, account.receive, account.send)
+            await self._app(scope, receive, account.send)
         except Exception as error:
             logger.exception("%s failed", call.id)
             if not call.status:

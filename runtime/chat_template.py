@@ -12,6 +12,7 @@ from jinja2 import Template, TemplateError
 from ostinato.engines.errors import BundleError, RequestError
 
 from .template_sandbox import MAX_TEXT_CHARS, TemplateSandbox
+from .template_skeleton import Skeletons, only_pastes
 from .tool_style import ToolStyle, style_of
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -37,6 +38,8 @@ class ChatTemplate:
                 f"the bundle's chat template does not compile ({error}): mend it in the checkpoint and build again"
             ) from None
         self._special_tokens = dict(special_tokens)
+        pastes = only_pastes(self._sandbox.parse(sources["default"]))
+        self._skeletons = Skeletons(self._rendered) if pastes else None
         self.style = self._tried_out(style_of(sources.get(_TOOL_TEMPLATE, sources["default"])))
 
     def render(
@@ -52,6 +55,20 @@ class ChatTemplate:
 
         Raises RequestError `chat_template_error` for whatever goes wrong inside the template.
         """
+        if self._skeletons is not None and not (continues_last or tools or variables):
+            text = self._skeletons.fill(messages, add_generation_prompt)
+            if text is not None:
+                return text
+        return self._rendered(messages, add_generation_prompt, continues_last, tools, variables)
+
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        continues_last: bool = False,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         template = self._templates["default"]
         if tools:
             template = self._templates.get(_TOOL_TEMPLATE, template)
@@ -84,7 +101,7 @@ class ChatTemplate:
         except RequestError:
             return False
 
-    def _render(self, template: Template, variables: Mapping[str, Any]) -> str:
+    def _render(self, template: Template, variables: dict[str, Any]) -> str:
         self._sandbox.begin()
         try:
             return _bounded(template, variables)
@@ -104,10 +121,10 @@ def _turns_of_calls(num_calls: int) -> list[Message]:
     return [{"role": "user", "content": _CUT}, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
 
 
-def _bounded(template: Template, variables: Mapping[str, Any]) -> str:
+def _bounded(template: Template, variables: dict[str, Any]) -> str:
     parts: list[str] = []
     num_chars = 0
-    for part in template.generate(variables):
+    for part in template.root_render_func(template.new_context(variables)):
         parts.append(part)
         num_chars += len(part)
         if num_chars > MAX_TEXT_CHARS:

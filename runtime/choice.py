@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ostinato.engines.errors import RequestError
 
 from .detokenizer import detokenizer
+from .plan import new_tuple
 from .request import Event, SamplingParams, TokenLogprob
 from .stops import StopMatcher
 from .tokenizer import Tokenizer
@@ -77,14 +78,15 @@ class ChoiceStream:
 
     def push(self, event: Event) -> Delta | None:
         """The next delta, or None where an event shows nothing yet."""
+        _, token_id, logprob, finish, _, num_cached, prompt_logprobs, forced = event
         if self.finish_reason is not None:
             return None
-        if event.num_cached:
-            self.num_cached = event.num_cached
-        if event.prompt_logprobs is not None:
-            self.prompt_logprobs = event.prompt_logprobs
-        if not (self._matcher or self._tokens or event.forced or event.finish) and event.token_id is not None:
-            return self._push_plain(event.token_id, event.logprob)
+        if num_cached:
+            self.num_cached = num_cached
+        if prompt_logprobs is not None:
+            self.prompt_logprobs = prompt_logprobs
+        if token_id is not None and not (finish or forced or self._tokens or self._matcher):
+            return self._push_plain(token_id, logprob)
         text, stopped = "", False
         for token_id, logprob, finish in _tokens_of(event):
             shown, stopped = self._show(self._text_of(token_id, logprob, finish), finish is not None)
@@ -105,12 +107,14 @@ class ChoiceStream:
     def _push_plain(self, token_id: int, logprob: TokenLogprob | None) -> Delta | None:
         """One token of many, where nothing is held back: what `push` does for any."""
         self.completion_tokens += 1
-        text = self._detokenizer.push((token_id,))
-        self._num_chars += len(text)
-        self._num_shown += len(text)
-        if text and not self._detokenizer.holds:
-            return Delta(text, (token_id,), () if logprob is None else (logprob,))
-        self._tokens.append(_Token(token_id, logprob, self._num_chars + self._detokenizer.holds))
+        detokenizer = self._detokenizer
+        text = detokenizer.push_one(token_id)
+        num_chars = len(text)
+        self._num_chars += num_chars
+        self._num_shown += num_chars
+        if text and not detokenizer.holds:
+            return new_tuple(Delta, (text, (token_id,), () if logprob is None else (logprob,), None, None))
+        self._tokens.append(_Token(token_id, logprob, self._num_chars + detokenizer.holds))
         return Delta(text, *self._take(all_tokens=False)) if text else None
 
     def _text_of(self, token_id: int | None, logprob: TokenLogprob | None, finish: str | None) -> str:

@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from ostinato.engines.argument_parser import ArgumentParser
+
 from .chat_session import ChatSession
 from .config import add_arguments, config_from_args
 from .generate_lines import GenerateLines
@@ -14,13 +16,14 @@ from .request import SamplingParams
 from .request_lines import read_requests
 from .serve_options import config_of, serve_parser
 
+BUNDLE_HELP = "a bundle's folder, such as engines/store/NAME"
 MAX_ANSWER_TOKENS = 512  # a small model may never end its turn by itself
 
 
 def generate(argv: list[str]) -> int:
     """`ostinato generate`: complete prompts offline; exit 1 if a choice failed."""
-    parser = argparse.ArgumentParser(prog="ostinato generate", description="Complete prompts offline.")
-    parser.add_argument("bundle", type=Path)
+    parser = ArgumentParser(prog="ostinato generate", description="Complete prompts offline.")
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE_HELP)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", help="text to go on from (not a chat: see `ostinato chat`)")
     source.add_argument("--prompt-ids", help="token ids, separated by commas")
@@ -41,8 +44,8 @@ def generate(argv: list[str]) -> int:
 
 def chat(argv: list[str]) -> int:
     """`ostinato chat`: a conversation in the terminal, or one streamed answer with --prompt."""
-    parser = argparse.ArgumentParser(prog="ostinato chat", description="Chat with a bundle in the terminal.")
-    parser.add_argument("bundle", type=Path)
+    parser = ArgumentParser(prog="ostinato chat", description="Chat with a bundle in the terminal.")
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE_HELP)
     parser.add_argument("--prompt", help="answer this and end; without it, ask for one turn after another")
     parser.add_argument("--system", help="a system message (default: what the chat template says)")
     _add_sampling(parser, temperature=0.2, top_p=0.9, max_tokens=MAX_ANSWER_TOKENS)

@@ -9,8 +9,9 @@ from typing import Any
 
 from ostinato.engines.errors import RecipeError
 from ostinato.engines.manifest import Manifest
-from ostinato.engines.recipe import GPU_TARGETS, PACKED_WEIGHTS
+from ostinato.engines.recipe import PACKED_WEIGHTS
 from ostinato.engines.sizes import Limits
+from ostinato.engines.targets import GPU_TARGETS
 
 
 @dataclass(frozen=True)

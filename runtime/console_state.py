@@ -103,7 +103,7 @@ def engine_json(view: EngineView) -> dict[str, Any]:
 
 
 def steps_json(steps: Sequence[StepRecord]) -> dict[str, Any]:
-    """The last steps by the bucket that they were padded up to."""
+    """The last steps by bucket."""
     buckets: dict[int, dict[str, int]] = {}
     for step in steps:
         line = buckets.setdefault(step.bucket, {"bucket": step.bucket, "steps": 0, "tokens": 0, "padding": 0})

@@ -14,6 +14,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from .timeline import PHASES, REASONS, Segment, Stage
 
 _SHOWN = {"launch": "upload", "wait": "execute"}  # what a phase of the loop is to a request
@@ -25,6 +28,7 @@ def _name_of(stage: Stage, part: str) -> str:
     return f"{stage}_{_SHOWN.get(part, part)}"
 
 
+_COLUMNS = {stage: REASONS if stage is Stage.QUEUE else PHASES for stage in Stage}
 _OF_LOOP = {stage: {part: _name_of(stage, part) for part in (*PHASES, *REASONS)} for stage in Stage}
 _QUEUE = tuple(_OF_LOOP[Stage.QUEUE][reason] for reason in REASONS)
 _STEPS = tuple(_OF_LOOP[stage][phase] for stage in (Stage.PREFILL, Stage.DECODE) for phase in PHASES)
@@ -57,11 +61,17 @@ class Span:
 
 
 class _Mark(NamedTuple):
-    """Where a stretch ends; it began where the one before did. `parts`: its seconds by span; None: `name` has all."""
+    """Where a stretch ends; it began where the one before did. `segment`: what the loop did; None: `name` has all."""
 
     name: str
     at: float
-    parts: dict[str, float] | None = None
+    segment: Segment | None = None
+
+
+def _parts(segment: Segment) -> dict[str, float]:
+    """Its seconds by span."""
+    names = _OF_LOOP[segment.stage]
+    return {names[part]: seconds for part, seconds in segment.spans.items()}
 
 
 class CriticalPath:
@@ -105,9 +115,7 @@ class CriticalPath:
         self.is_in_loop = False
         marks = self._marks
         marks.append(_Mark("handoff", segments[0].began_at if segments else made))
-        for stage, _, ended_at, parts in segments:
-            names = _OF_LOOP[stage]
-            marks.append(_Mark(stage, ended_at, {names[part]: seconds for part, seconds in parts.items()}))
+        marks += [_Mark(segment.stage, segment.end.at, segment) for segment in segments]
         marks.append(_Mark("host", now))
 
     def end(self, now: float | None = None) -> None:
@@ -119,9 +127,9 @@ class CriticalPath:
         """Seconds by name, in the order of a call, up to the last cut; they add up to `seconds`."""
         totals: dict[str, float] = {}
         since = self.began_at
-        for name, at, parts in self._marks:
-            if parts is not None:
-                for part, seconds in parts.items():
+        for name, at, segment in self._marks:
+            if segment is not None:
+                for part, seconds in _parts(segment).items():
                     totals[part] = totals.get(part, 0.0) + seconds
             elif at > since:
                 totals[name] = totals.get(name, 0.0) + at - since
@@ -133,12 +141,13 @@ class CriticalPath:
         """They follow each other without gaps from `began_at` to the last cut."""
         pieces: list[Piece] = []
         since = self.began_at
-        for name, at, parts in self._marks:
+        for name, at, segment in self._marks:
             began_at = since
-            if parts is None and pieces and pieces[-1].name == name:
+            if segment is None and pieces and pieces[-1].name == name:
                 began_at = pieces.pop().began_at
             if at > began_at:
-                pieces.append(Piece(name, began_at, at, {name: at - began_at} if parts is None else parts))
+                spans = {name: at - began_at} if segment is None else _parts(segment)
+                pieces.append(Piece(name, began_at, at, spans))
             since = at
         return pieces
 
@@ -146,3 +155,41 @@ class CriticalPath:
     def seconds(self) -> float:
         """From the call's beginning to the last cut of the path."""
         return self._marks[-1].at - self.began_at if self._marks else 0.0
+
+
+def seconds_by_span(paths: Sequence[CriticalPath]) -> dict[str, npt.NDArray[np.float64]]:
+    """What `spans` says of each path, by span: of many at once it costs a third."""
+    found: dict[str, list[float]] = {}
+    segments: dict[Stage, list[tuple[int, Segment]]] = {stage: [] for stage in Stage}
+    for number, path in enumerate(paths):
+        own: dict[str, float] = {}
+        since = path.began_at
+        for name, at, segment in path._marks:
+            if segment is not None:
+                segments[segment.stage].append((number, segment))
+            elif at > since:
+                own[name] = own.get(name, 0.0) + at - since
+            since = at
+        for name, seconds in own.items():
+            found.setdefault(name, []).append(seconds)
+    arrays = {name: np.array(values) for name, values in found.items()}
+    for stage, parts in segments.items():
+        if parts:
+            arrays |= _of_stage(stage, parts, len(paths))
+    return arrays
+
+
+def _of_stage(stage: Stage, parts: Sequence[tuple[int, Segment]], num_paths: int) -> dict[str, npt.NDArray[np.float64]]:
+    """The same of the segments of one stage; a path may have several, or none."""
+    starts, ends = [segment.start for _, segment in parts], [segment.end for _, segment in parts]
+    if stage is Stage.QUEUE:
+        seconds = np.subtract([end.reasons for end in ends], [start.reasons for start in starts])
+    else:
+        seconds = np.subtract([end.phases for end in ends], [start.phases for start in starts])
+    totals = np.zeros((num_paths, seconds.shape[1]))
+    np.add.at(totals, [number for number, _ in parts], np.maximum(seconds, 0.0))
+    names = _OF_LOOP[stage]
+    return {
+        names[part]: values for part, column in zip(_COLUMNS[stage], totals.T, strict=True)
+        if (values := column[column > 0]).size
+    }  # fmt: skip

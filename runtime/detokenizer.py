@@ -28,6 +28,10 @@ class Detokenizer(Protocol):
         """The text that these output tokens complete."""
         ...
 
+    def push_one(self, token_id: int) -> str:
+        """The same of a single one."""
+        ...
+
     @property
     def holds(self) -> bool:
         """Whether the last token pushed has a character that is not whole yet."""
@@ -72,6 +76,12 @@ class ByteDetokenizer:
             raw = raw.removeprefix(b" ")
         if self._held or not raw.isascii():
             return self._unmarked(self._decode(self._held + raw))
+        return raw.decode("ascii")
+
+    def push_one(self, token_id: int) -> str:
+        raw = self._pieces.get(token_id, b"")
+        if self._held or self._strip_space or not raw.isascii():
+            return self.push((token_id,))
         return raw.decode("ascii")
 
     def _decode(self, raw: bytes, is_last: bool = False) -> str:
@@ -122,6 +132,9 @@ class WindowDetokenizer:
         if delta and not self.holds:
             self._shrink()
         return delta
+
+    def push_one(self, token_id: int) -> str:
+        return self.push((token_id,))
 
     def finish(self) -> str:
         return self._take(self._decode(self._ids))

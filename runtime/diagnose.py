@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import urllib.error
 import urllib.request
@@ -12,6 +11,7 @@ from http.client import HTTPException
 from rich.console import Console
 from rich.table import Table
 
+from ostinato.engines.argument_parser import ArgumentParser
 from ostinato.engines.errors import OstinatoError
 
 from .recent import NUM_CALLS
@@ -33,10 +33,10 @@ _OPENER = urllib.request.build_opener(_NoRedirect)
 
 def diagnose(argv: list[str]) -> int:
     """`ostinato diagnose`: which hand-off stalls, and what to change."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="ostinato diagnose", description="Say which hand-off of a running server stalls, and what to change."
     )
-    parser.add_argument("url", help="the server's metrics port, such as http://127.0.0.1:8001")
+    parser.add_argument("url", metavar="URL", help="the server's metrics port, such as http://127.0.0.1:8001")
     parser.add_argument("--json", action="store_true", help="the verdict as one JSON object")
     parser.add_argument("--key", help="an API key, where the metrics port asks for one")
     parser.add_argument("-n", type=int, default=NUM_CALLS, metavar="CALLS", help=f"how many (default {NUM_CALLS})")

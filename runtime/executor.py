@@ -17,17 +17,25 @@ from .graphs import Coverage
 LogitsObserver = Callable[[NDArray[np.float32]], None]  # sees [num_sampled, V] of each step; the array is reused
 
 
+def as_they_are(num_rows: int, num_tokens: int, num_sampled: int) -> int:
+    """The tokens of a step that nothing pads."""
+    return num_tokens
+
+
 @dataclass(frozen=True)
 class StepRules:
     """What an executor asks of steps; the desk plans and packs by it.
 
-    `pad_tokens[n]`: tokens that it pads a step of n rows with. `num_in_flight`: steps that run or wait on the device at
-    once. `feeds_tokens`: a row's input may be the token that the step before it samples, which the host does not know
-    yet. `keeps_state`: it samples on the device and wants `DeviceRows`, else `SamplingRows`. `samples_in_wait`: it
-    reads masks no sooner than its ticket is waited for, so that guides may fill them in while the step runs.
+    `pad_tokens[n]`: tokens that it pads a step of n rows with, of the step's budget. `computed_tokens(rows, tokens,
+    sampled)`: what such a step computes with all its pads; asked by who looks, not per step. `num_in_flight`: steps
+    that run or wait on the device at once. `feeds_tokens`: a row's input may be the token that the step before it
+    samples, which the host does not know yet. `keeps_state`: it samples on the device and wants `DeviceRows`, else
+    `SamplingRows`. `samples_in_wait`: it reads masks no sooner than its ticket is waited for, so that guides may fill
+    them in while the step runs.
     """
 
     pad_tokens: Sequence[int]
+    computed_tokens: Callable[[int, int, int], int] = as_they_are
     num_in_flight: int = 1
     feeds_tokens: bool = False
     keeps_state: bool = False

@@ -58,8 +58,8 @@ class GpuRank:
         check_fit(manifest, find_machine(manifest.target, libraries, rank))
         _refuse(manifest)
         program = bundle.program(rank)
-        self.rules = step_rules(manifest.shards, limits)
         self.shapes = StepShapes(program.step_shapes, limits)
+        self.rules = step_rules(manifest.shards, limits, self.shapes)
         program = replace(program, step_shapes=self.shapes.needed)
         self._folder, self._infos = bundle.rank_dir(rank), manifest.engines[rank]
         self._manifest, self._libraries, self._links = manifest, libraries, links
@@ -134,11 +134,12 @@ class GpuRank:
             self.device.close(limit_s)
 
 
-def step_rules(shards: Shards, limits: Limits) -> StepRules:
+def step_rules(shards: Shards, limits: Limits, shapes: StepShapes) -> StepRules:
     """Two steps in flight, the second fed by the first; with stages, one for each, whose tokens come back first."""
     stages = shards.pipeline_parallel
     return StepRules(
         pad_tokens=(0,) * (limits.max_rows + 1),
+        computed_tokens=shapes.computed_tokens,
         num_in_flight=max(2, stages),
         feeds_tokens=stages == 1,
         keeps_state=True,

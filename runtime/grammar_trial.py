@@ -32,6 +32,10 @@ class GrammarsBusyError(OstinatoError):
     """Too many new grammars at once, or no processor's time for them: try again later."""
 
 
+class WorkerEndedError(OstinatoError):
+    """Somebody ended the worker: another one may do."""
+
+
 class Tried(NamedTuple):
     """A grammar that held: its text in Lark's form, and how many bytes it takes once compiled."""
 
@@ -55,8 +59,9 @@ class Trial:
             bounds = {"max_bytes": limits.compile_bytes, "max_seconds": limits.compile_seconds}
             bounds["trial_seconds"] = TRIAL_SHARE * limits.compile_seconds
             answer = self._ask({**setup, **bounds}, START_SECONDS)
-        except (TrialError, OstinatoError) as error:
-            raise OstinatoError(f"the worker that tries grammars out does not start: {error}") from None
+        except OstinatoError as error:
+            kind = WorkerEndedError if isinstance(error, WorkerEndedError) else OstinatoError
+            raise kind(f"the worker that tries grammars out does not start: {error}") from None
         if "error" in answer:
             self.close()
             raise OstinatoError(f"grammars can't be used with this tokenizer: {answer['error']}")
@@ -65,11 +70,12 @@ class Trial:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def run(self, source: Source) -> Tried:
-        """Try a grammar. TrialError where it does not compile or takes too much, GrammarsBusyError where it got too
-        little of a processor, OstinatoError if the worker ends.
+    def run(self, source: Source, seconds: float | None = None) -> Tried:
+        """Try a grammar, for `seconds` where not all of its time is left. TrialError where it does not compile or takes
+        too much, GrammarsBusyError where it got too little of a processor, WorkerEndedError.
         """
-        answer = self._ask(source._asdict(), self._seconds)
+        seconds = self._seconds if seconds is None else seconds
+        answer = self._ask({**source._asdict(), "seconds": TRIAL_SHARE * seconds}, seconds)
         if "busy" in answer:
             raise GrammarsBusyError(_BUSY)
         if "error" in answer:
@@ -109,6 +115,6 @@ class Trial:
             parts.append(part)
         return b"".join(parts)
 
-    def _ended(self) -> OstinatoError:
+    def _ended(self) -> WorkerEndedError:
         self.close()
-        return OstinatoError("the worker that tries grammars out has ended: try again")
+        return WorkerEndedError("the worker that tries grammars out has ended: try again")

@@ -27,7 +27,7 @@ STACK_BYTES = 2 * 2**20  # less than any thread of a server's has
 NICENESS = 10  # a tenth of what a step gets where both want the same core: trials must not slow the streams down
 QUICK_SECONDS = 0.1  # of a processor: what takes longer may be a bomb, and runs on where steps leave a core alone
 _LOOK_SECONDS = 0.02
-_STARVED_SHARE = 0.5  # of a trial's time: who got less of a processor may do nothing wrong
+_STARVED_SHARE = 0.5  # of a whole trial's time: who got less of a processor may do nothing wrong
 NUM_WALKS, MAX_STEPS = 4, 48
 STEP_SECONDS = 0.05  # of a processor's time: all rows of a step wait for each of its masks
 WALK_SECONDS = 0.5
@@ -59,7 +59,7 @@ def _answer(answer: Mapping[str, Any]) -> None:
 
 def _forked(tokenizer: llguidance.LLTokenizer, job: Mapping[str, Any], setup: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a fork says of a grammar, or why it says nothing."""
-    deadline = time.monotonic() + setup["trial_seconds"]
+    deadline = time.monotonic() + job["seconds"]
     reader, writer = os.pipe()
     parent, child = os.getpid(), os.fork()
     if not child:
@@ -142,7 +142,7 @@ def _try(tokenizer: llguidance.LLTokenizer, job: Mapping[str, Any], setup: Mappi
     for _ in range(NUM_WALKS):
         if error := _walk(seed.deep_copy(), rng, deadline, frozenset(setup["special_ids"])):
             return {"error": error}
-    if time.monotonic() - began_at + compile_seconds > setup["trial_seconds"]:  # the server compiles it once more
+    if time.monotonic() - began_at + compile_seconds > job["seconds"]:  # the server compiles it once more
         return _late(setup, time.thread_time() + compile_seconds <= setup["trial_seconds"])
     return {"text": text, "bytes": max(0, _heap_bytes() - before)}
 

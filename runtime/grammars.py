@@ -11,8 +11,9 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
@@ -23,13 +24,14 @@ from ostinato.engines.errors import OstinatoError, RequestError
 from .grammar_guide import Grammar, Vocabulary
 from .grammar_source import NAMES, source_of
 from .grammar_spec import GrammarSpec
-from .grammar_trial import GrammarsBusyError, Trial, TrialError
+from .grammar_trial import GrammarsBusyError, Trial, TrialError, WorkerEndedError
 from .serve_limits import ServeLimits
 from .tokenizer import Tokenizer
 
 NUM_WORKERS = 2
 MAX_PENDING = 16  # new grammars at once
 _MAX_SHOWN_CHARS = 300
+_LEAST_SHARE = 0.5  # of a grammar's time, however long it waited for its turn or for a worker to start
 MIN_BYTES = 4096  # of a kept grammar, its books included
 
 logger = logging.getLogger(__name__)
@@ -57,13 +59,13 @@ class Grammars:
         return self._idle.qsize()
 
     def warm(self) -> None:
-        """Start a worker ahead of the first spec, which need not wait for it then."""
+        """Start the workers, and wait until they have: the first specs then have all of their time."""
         if self._end_ids:
-            self._pool.submit(self._warm)
+            wait([self._pool.submit(self._warm) for _ in range(NUM_WORKERS)])
 
     def _warm(self) -> None:
         try:
-            self._put_back(self._worker())
+            self._put_back(self._new_worker())
             self._native()
         except OstinatoError as error:  # who asks for a grammar will be told, too
             logger.warning("no grammar can be used: %s", error)
@@ -76,7 +78,7 @@ class Grammars:
         if (coming := self._coming.get(spec)) is None:
             if len(self._coming) >= MAX_PENDING:
                 raise GrammarsBusyError(f"{MAX_PENDING} new grammars are being compiled: try again later")
-            coming = asyncio.get_running_loop().run_in_executor(self._pool, self._make, spec)
+            coming = asyncio.get_running_loop().run_in_executor(self._pool, self._make, spec, time.monotonic())
             self._coming[spec] = coming
             coming.add_done_callback(lambda done: self._came(spec, done))
         try:
@@ -93,12 +95,13 @@ class Grammars:
         while self.num_bytes > self._limits.grammar_cache_bytes:
             self.num_bytes -= self._kept.popitem(last=False)[1].num_bytes
 
-    def _make(self, spec: GrammarSpec) -> Grammar:
-        """On a thread of the pool."""
-        source = source_of(spec, self._limits)
+    def _make(self, spec: GrammarSpec, asked_at: float) -> Grammar:
+        """On a thread of the pool. A grammar's time begins when it is asked for."""
+        source, most = source_of(spec, self._limits), self._limits.compile_seconds
         trial = self._worker()
+        waited = time.monotonic() - asked_at
         try:
-            tried = trial.run(source)
+            tried = trial.run(source, max(most - waited, _LEAST_SHARE * most))
         except TrialError as error:
             raise RequestError(
                 f"the {NAMES[spec.kind]} can't be used: {_shown(str(error))}",
@@ -124,7 +127,14 @@ class Grammars:
                 if not trial.has_ended:
                     return trial
                 trial.close()
-        return Trial(self._setup(), self._limits)
+        return self._new_worker()
+
+    def _new_worker(self) -> Trial:
+        """Whoever ended one while it started may have meant another process."""
+        try:
+            return Trial(self._setup(), self._limits)
+        except WorkerEndedError:
+            return Trial(self._setup(), self._limits)
 
     def _put_back(self, trial: Trial) -> None:
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ostinato.engines.sizes import Limits
 
 from .call import Call
+from .executor import StepRules
 from .flight import StepTimes
 from .metrics import Metrics
 from .otel import Tracer
@@ -15,9 +16,9 @@ from .step_log import StepLog
 class Ledger:
     """`note_step` runs on the loop's thread, all else on the asyncio thread. `tracer` None: no traces are sent."""
 
-    def __init__(self, metrics: Metrics, limits: Limits) -> None:
+    def __init__(self, metrics: Metrics, limits: Limits, rules: StepRules) -> None:
         self.recent = Recent()
-        self.steps = StepLog(limits)
+        self.steps = StepLog(limits, rules)
         self.tracer: Tracer | None = None
         self._metrics = metrics
 

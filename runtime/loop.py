@@ -65,7 +65,7 @@ class Loop:
         self._packer = packer
         self._executor = executor
         self._clock = clock
-        self._num_in_flight = executor.rules.num_in_flight
+        self.rules = executor.rules
         self._flights: deque[Flight] = deque()
         self._events: list[Event] = []  # for whoever drives the next step: an interrupt may keep them from this one's
         self._inbox: queue.SimpleQueue[Callable[[], Event | None]] = queue.SimpleQueue()
@@ -105,7 +105,7 @@ class Loop:
     def _has_room(self) -> bool:
         """Whether one more step may be launched; none behind one that failed, which has no tokens to feed it."""
         flights = self._flights
-        return len(flights) < self._num_in_flight and not (flights and flights[-1].error is not None)
+        return len(flights) < self.rules.num_in_flight and not (flights and flights[-1].error is not None)
 
     def _launch(self) -> bool:
         """The next step, if there is one now."""

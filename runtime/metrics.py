@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -9,7 +10,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from .call import CallRecord
-from .critical_path import SPANS
+from .critical_path import SPANS, seconds_by_span
 from .graphs import Coverage
 from .scheduler import Scheduler
 from .tally import Tallies, Tally
@@ -34,7 +35,10 @@ _REQUEST_SECONDS = (
 )
 _SPAN_SECONDS = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 60)
 _STEP_TOKENS = tuple(2**power for power in (0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
+_MAX_PENDING = 64  # calls
 _REQUEST_TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+
+_End = tuple[str, float, int, int, Sequence[Segment]]  # reason, seconds, prompt and output tokens, turns
 
 
 class Metrics:
@@ -72,6 +76,8 @@ class Metrics:
             PREFIX + "request_success", "Requests ended, by reason.", ["finished_reason"], registry=self._registry
         )
         self.finished = {reason: finished.labels(reason) for reason in FINISHED_REASONS}
+        self._ends: list[_End] = []  # not yet counted: many at once cost less
+        self._calls: list[CallRecord] = []
 
     def _watch_stages(self) -> None:
         self._stage_seconds = {
@@ -94,27 +100,39 @@ class Metrics:
         self, reason: str, seconds: float, num_prompt: int, num_output: int, segments: Sequence[Segment]
     ) -> None:
         """A request has ended, `seconds` after it was submitted; `segments` are its turns."""
-        self.finished[reason].inc()
-        self.request_seconds.observe(seconds)
-        self.request_prompt_tokens.observe(num_prompt)
-        self.request_generation_tokens.observe(num_output)
-        if not segments:
-            return
-        totals = dict.fromkeys(Stage, 0.0)
-        for stage, began_at, ended_at, _ in segments:
-            totals[stage] += ended_at - began_at
-        for stage, histogram in self._stage_seconds.items():
-            histogram.observe(totals[stage])
-        self._inference_seconds.observe(totals[Stage.PREFILL] + totals[Stage.DECODE])
-        if num_output > 1 and totals[Stage.DECODE]:
-            self._per_token_seconds.observe(totals[Stage.DECODE] / (num_output - 1))
+        self._ends.append((reason, seconds, num_prompt, num_output, segments))
 
     def count_call(self, record: CallRecord) -> None:
         """A call is over."""
-        if record.is_slow:
-            self.slow_readers.inc()
-        for name, seconds in record.spans.items():
-            self._spans[name].observe(seconds)
+        self._calls.append(record)
+        if len(self._calls) >= _MAX_PENDING:
+            self.settle()
+
+    def settle(self) -> None:
+        """Take in what has ended, all at once, on the thread that counts: before somebody reads."""
+        self._settle_ends()
+        calls, self._calls = self._calls, []
+        self.slow_readers.inc(sum(record.is_slow for record in calls))
+        for name, seconds in seconds_by_span([record.path for record in calls]).items():
+            self._spans[name].observe_all(seconds)
+
+    def _settle_ends(self) -> None:
+        ends, self._ends = self._ends, []
+        if not ends:
+            return
+        reasons, seconds, num_prompt, num_output, turns = zip(*ends, strict=True)
+        for reason, count in collections.Counter(reasons).items():
+            self.finished[reason].inc(count)
+        self.request_seconds.observe_all(seconds)
+        self.request_prompt_tokens.observe_all(num_prompt)
+        self.request_generation_tokens.observe_all(num_output)
+        stages = [(_seconds_by_stage(segments), count) for segments, count in zip(turns, num_output, strict=True)]
+        totals = [total for total, _ in stages if total]
+        for stage, histogram in self._stage_seconds.items():
+            histogram.observe_all([total[stage] for total in totals])
+        self._inference_seconds.observe_all([total[Stage.PREFILL] + total[Stage.DECODE] for total in totals])
+        decodes = [(total[Stage.DECODE], count - 1) for total, count in stages if total]
+        self._per_token_seconds.observe_all([decode / count for decode, count in decodes if decode and count > 0])
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(PREFIX + name, text, registry=self._registry)
@@ -155,8 +173,16 @@ class Metrics:
         Gauge(PREFIX + name, text, registry=self._registry).set_function(read)
 
     def exposition(self) -> bytes:
-        """The page that a scraper reads, in Prometheus's text format."""
+        """The page that a scraper reads, in Prometheus's text format; what is settled shows."""
         return generate_latest(self._registry)
+
+
+def _seconds_by_stage(segments: Sequence[Segment]) -> dict[Stage, float]:
+    """Nothing where the loop did not take it in."""
+    totals = dict.fromkeys(Stage, 0.0) if segments else {}
+    for stage, start, end in segments:
+        totals[stage] += end.at - start.at
+    return totals
 
 
 class _ReadCounter(Collector):

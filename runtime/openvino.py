@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import openvino as ov
 
 from ostinato.engines.bundle import Bundle
@@ -15,7 +17,7 @@ from .batch import Batch
 from .executor import LogitsObserver, StepRules
 from .host_ticket import HostTicket
 from .openvino_graph import compile_graph, read_graph
-from .openvino_padding import PaddedStep, pad_tokens, padded, warmup_steps, with_end_row
+from .openvino_padding import PaddedStep, computed_tokens, pad_tokens, padded, warmup_steps, with_end_row
 from .progress import Show
 
 
@@ -41,7 +43,7 @@ class OpenVINOExecutor:
         core = ov.Core()
         compiled = compile_graph(core, read_graph(core, bundle), bundle, num_threads)
         progress("read and compile the graph", 1, 1)
-        self.rules = StepRules(pad_tokens(limits), samples_in_wait=True)
+        self.rules = StepRules(pad_tokens(limits), partial(computed_tokens, limits), samples_in_wait=True)
         self._observe_logits = observe_logits
         self._limits = limits
         self._is_exact = bundle.manifest.weights == "float32"

@@ -33,11 +33,16 @@ def pad_tokens(limits: Limits) -> tuple[int, ...]:
     return tuple(bucket_for(count, limits.row_buckets) - count for count in range(limits.max_rows + 1))
 
 
+def computed_tokens(limits: Limits, num_rows: int, num_tokens: int, num_sampled: int) -> int:
+    """The smallest bucket that holds the step and its pad rows; `num_sampled` does not count."""
+    return bucket_for(num_tokens + bucket_for(num_rows, limits.row_buckets) - num_rows, limits.token_buckets)
+
+
 def padded(batch: Batch, limits: Limits) -> PaddedStep:
     """The batch in the smallest buckets that hold it."""
     num_rows = bucket_for(batch.num_rows, limits.row_buckets)
     num_pads = num_rows - batch.num_rows
-    num_tokens = bucket_for(batch.num_tokens + num_pads, limits.token_buckets)
+    num_tokens = computed_tokens(limits, batch.num_rows, batch.num_tokens, batch.num_sampled)
     ends = batch.query_starts[-1] + np.arange(1, num_pads + 1, dtype=np.int32)
     return PaddedStep(
         input_ids=_longer(batch.input_ids, num_tokens),

@@ -29,10 +29,12 @@ class Outlet:
         """It is not called any more."""
         self._leavers.discard(leave)
 
-    @property
-    def has_whole_body(self) -> bool:
-        """Whether all of the request is here."""
-        return not self._cycle.more_body
+    def take_body(self) -> bytes | None:
+        """The request's body if all of it is here, and small; it then is nowhere else."""
+        if self._cycle.more_body or self._cycle.disconnected or self._flow.read_paused:
+            return None
+        body, self._cycle.body = self._cycle.body, bytearray()
+        return bytes(body)
 
     @property
     def is_open(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ostinato.engines.argument_parser import ArgumentParser
 from ostinato.engines.assignment import assign
 
 from .config import add_arguments, given_options
@@ -20,8 +21,8 @@ _LISTS = {"cors_origin": "cors_origins", "allowed_host": "allowed_hosts"}
 
 def serve_parser() -> argparse.ArgumentParser:
     """None for every option that is not given."""
-    parser = argparse.ArgumentParser(prog="ostinato serve", description="Serve a bundle over HTTP.")
-    parser.add_argument("bundle", type=Path, nargs="?", help="may stand in the file instead")
+    parser = ArgumentParser(prog="ostinato serve", description="Serve a bundle over HTTP.")
+    parser.add_argument("bundle", type=Path, nargs="?", metavar="BUNDLE", help="may stand in the file instead")
     parser.add_argument("--config", type=Path, metavar="FILE", help="serve.toml; deploy/serve.toml shows every key")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="one key, such as limits.max_waiting=64"

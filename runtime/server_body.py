@@ -25,17 +25,24 @@ T = TypeVar("T")
 
 
 async def read_body(request: Request, door: Door, kind: type[BodyT]) -> tuple[BodyT, int]:
-    """The checked body and how many bytes it came in, for `digest`. Raises what `_read_bounded` and `parse_body` do."""
+    """The checked body and how many bytes it came in, for `digest`. Raises what `_read_bounded` and `parse_body` do; a
+    RequestError too where its JSON is too deep or has too many objects.
+    """
     call = call_of(request)
     with call.span("parse"):
         raw = await _read_bounded(request, door, call)
-        ignored = None if door.strict_fields else call.ignored
-        return await digest(len(raw), partial(parse_body, kind, raw, ignored, door.limits.max_messages)), len(raw)
+        return await digest(len(raw), partial(_parsed, kind, raw, call, door)), len(raw)
+
+
+def _parsed(kind: type[BodyT], raw: bytes, call: Call, door: Door) -> BodyT:
+    limits = door.limits
+    check_shape(raw, limits.max_json_depth, limits.max_json_objects)
+    return parse_body(kind, raw, None if door.strict_fields else call.ignored, limits.max_messages)
 
 
 async def _read_bounded(request: Request, door: Door, call: Call) -> bytes:
     """The whole body. HttpError: 415 for another media type, 413 for too many bytes, 408 where they are too slow, 503
-    where too much arrives at once. RequestError where its JSON is too deep or has too many objects.
+    where too much arrives at once.
     """
     limits = door.limits
     _check_media_type(call)
@@ -44,11 +51,11 @@ async def _read_bounded(request: Request, door: Door, call: Call) -> bytes:
         raise _too_large(limits)
     outlet: Outlet = request.scope["state"][OUTLET]
     with call.span("read"):  # once for all parts, which may be a byte each
-        if outlet.has_whole_body:
-            raw = await _read(request.receive, door)
-        else:
+        raw = outlet.take_body()
+        if raw is None:
             raw = await _read_in_time(request.receive, door)
-    await digest(len(raw), partial(check_shape, raw, limits.max_json_depth, limits.max_json_objects))
+        else:
+            _check_arrived(len(raw), door.num_arriving_bytes + len(raw), limits)
     return raw
 
 
@@ -68,7 +75,6 @@ async def _read_in_time(receive: Receive, door: Door) -> bytes:
 
 async def _read(receive: Receive, door: Door) -> bytes:
     body = bytearray()  # not a list of parts, which may be a byte each
-    limits = door.limits
     is_whole = False
     try:
         while not is_whole:
@@ -78,13 +84,18 @@ async def _read(receive: Receive, door: Door) -> bytes:
             part, is_whole = message["body"], not message["more_body"]
             body += part
             door.num_arriving_bytes += len(part)
-            if len(body) > limits.max_body_bytes:
-                raise _too_large(limits)
-            if door.num_arriving_bytes > limits.max_arriving_bytes:
-                raise HttpError(503, "too many large bodies arrive at once: try again later", code="bodies_busy")
+            _check_arrived(len(body), door.num_arriving_bytes, door.limits)
         return bytes(body)
     finally:
         door.num_arriving_bytes -= len(body)
+
+
+def _check_arrived(num_bytes: int, num_arriving: int, limits: ServeLimits) -> None:
+    """Of one body, and of all that arrive."""
+    if num_bytes > limits.max_body_bytes:
+        raise _too_large(limits)
+    if num_arriving > limits.max_arriving_bytes:
+        raise HttpError(503, "too many large bodies arrive at once: try again later", code="bodies_busy")
 
 
 def _check_media_type(call: Call) -> None:

@@ -41,8 +41,10 @@ def chat_routes(door: Door) -> list[Route]:
         spec = await digest(num_bytes, partial(_spec, body, tools, door.limits))
         with call.span("tokenize"):
             token_ids = await digest(num_bytes, partial(_prompt_ids, bridge, body, tools))
-        with call.span("grammar"):
-            grammar = None if spec is None else await bridge.grammars.compile(spec)
+        grammar = None
+        if spec is not None:
+            with call.span("grammar"):
+                grammar = await bridge.grammars.compile(spec)
         if tools is not None and tools.special_ids:  # the marks of calls must show
             params = replace(params, skip_special_tokens=False)
         prompts = [Prompt(token_ids, params, grammar)]

@@ -38,10 +38,11 @@ def completion_routes(door: Door) -> list[Route]:
         check_limits(params, len(given), door.limits)
         with call.span("tokenize"):
             ids = await digest(num_bytes, partial(_encode, bridge, given))
-        with call.span("grammar"):
-            spec = body.grammar()
-            grammar = None if spec is None else await bridge.grammars.compile(spec)
-        prompts = [prompt._replace(grammar=grammar) for prompt in _prompts(bridge, body, params, ids)]
+        prompts = _prompts(bridge, body, params, ids)
+        if (spec := body.grammar()) is not None:
+            with call.span("grammar"):
+                grammar = await bridge.grammars.compile(spec)
+            prompts = [prompt._replace(grammar=grammar) for prompt in prompts]
         check_total(prompts, bridge.limits.max_context, door.limits)
         stream = bridge.submit(prompts, call, salt=body.cache_salt or "", priority=body.priority or 0)
         echoes = [

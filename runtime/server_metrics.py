@@ -16,6 +16,7 @@ _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 def metrics_routes(door: Door) -> list[Route]:
     async def metrics(_: Request) -> Response:
         model = door.served().bridge.metrics
+        model.settle()
         page = await asyncio.to_thread(lambda: model.exposition() + door.http.exposition())  # so that streams go on
         return Response(page, media_type=_EXPOSITION)
 

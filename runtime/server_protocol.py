@@ -20,6 +20,7 @@ from .wire_errors import HttpError, refusal
 
 _GRACE_SECONDS = 5.0  # in which who reads a body says 408 itself
 _Due = tuple[float, Callable[[], None]]  # seconds, and what happens after them
+_MAX_TOLD_BYTES = 100  # of a field that is refused
 _FRAME_BYTES = 8  # that may be sent for each byte of a body: a chunk of one byte takes 6
 
 
@@ -44,13 +45,15 @@ class BoundedHttp(HttpToolsProtocol):
         self._limits = self._door.limits
         self._is_in_head = True
         self._is_in_body = False
-        self._num_head_bytes = 0
+        self._num_head_bytes = self._num_field_bytes = self._num_hosts = 0
+        self._codings: list[bytes] = []
         self._num_body_bytes = self._num_frame_bytes = 0
         self._fault: HttpError | None = None
         self._answered: RequestResponseCycle | None = None  # of several requests the one whose turn it is
         self._due: _Due | None = None  # what is awaited
         self._timed: _Due | None = None  # what the timer is set to
         self._timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
         self._leavers: set[Callable[[], None]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -62,6 +65,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
         if self._answered is not None and not self._answered.response_complete:  # uvicorn tells the newest alone
             self._answered.disconnected = True
             self._answered.message_event.set()
@@ -113,13 +118,23 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._is_in_head, self._num_head_bytes, self._num_frame_bytes = True, 0, 0
+        self._num_field_bytes, self._num_hosts, self._codings = 0, 0, []
         self._due = self._limits.head_seconds, self._head_is_late
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """What comes after a body is dropped: in the head it could be taken for a key or a media type."""
-        if self._is_in_head:
-            super().on_header(name, value)
+        if not self._is_in_head:
+            return
+        name = name.lower()
+        if name == b"host":
+            self._num_hosts += 1
+        elif name == b"transfer-encoding":
+            self._codings.append(value)
+        elif name == b"expect":
+            self.expect_100_continue = self.expect_100_continue or value.lower() == b"100-continue"
+        self._num_field_bytes += len(name) + len(value) + 4
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._check_head()
@@ -147,21 +162,40 @@ class BoundedHttp(HttpToolsProtocol):
         self._due = None
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_unread()
+
+    def _watch_unread(self) -> None:
+        """See that an answer is read that was written whole: until it is, even a closed connection stays."""
+        size = self.transport.get_write_buffer_size()
+        if size and self._unread_timer is None:
+            self._unread_timer = self.loop.call_later(self._limits.unread_seconds, self._look_at_unread, size)
+
+    def _look_at_unread(self, size: int) -> None:
+        self._unread_timer = None
+        if self.transport.get_write_buffer_size() > size // 2:  # by then half of it could be gone
+            self.transport.abort()
+        else:
+            self._watch_unread()
+
     def _check_head(self) -> None:
         """What is raised here ends the parser's work."""
         limits = self._limits
-        line = len(self.parser.get_method()) + len(self.url) + len(" HTTP/1.1") + 1
-        num_bytes = sum(len(name) + len(value) + 4 for name, value in self.headers)
-        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        method, num_hosts = self.parser.get_method(), self._num_hosts
+        line = len(method) + len(self.url) + len(" HTTP/1.1") + 1
         if line > limits.max_request_line_bytes:
             self._fault = HttpError(431, f"the request line exceeds {limits.max_request_line_bytes} bytes: send less")
         elif len(self.headers) > limits.max_headers:
             self._fault = HttpError(431, f"there are more than {limits.max_headers} header fields: send fewer")
-        elif num_bytes > limits.max_head_bytes:
+        elif self._num_field_bytes > limits.max_head_bytes:
             self._fault = HttpError(431, f"the header fields exceed {limits.max_head_bytes} bytes: send less")
-        elif self.parser.get_method() == b"CONNECT":
+        elif (codings := b",".join(self._codings)).strip().lower() not in (b"", b"chunked"):  # what it wraps is no body
+            told = codings[:_MAX_TOLD_BYTES].decode("latin-1")
+            self._fault = HttpError(400, f"the transfer coding {told!r} is not known here: send it plain, or chunked")
+        elif method == b"CONNECT":
             self._fault = HttpError(400, "this HTTP server is no proxy: call it directly")
-        elif num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+        elif num_hosts != 1 and (num_hosts > 1 or self.parser.get_http_version() == "1.1"):
             self._fault = HttpError(400, f"an HTTP/1.1 request has one Host field, this one has {num_hosts}")
         if self._fault is not None:
             raise self._fault

@@ -12,8 +12,8 @@ from ostinato.engines.bundle import Bundle, open_bundle
 from ostinato.engines.errors import BundleError
 from ostinato.engines.fit import check_fit
 from ostinato.engines.manifest import Manifest
-from ostinato.engines.recipe import GPU_TARGETS
 from ostinato.engines.sizes import Limits
+from ostinato.engines.targets import GPU_TARGETS, TARGETS
 
 from .batch import Packer
 from .config import RuntimeConfig
@@ -63,7 +63,7 @@ def open_shop(
     limits = _check(bundle, config, libraries)
     progress("check the bundle", 1, 1)
     tokenizer = Tokenizer(bundle.tokenizer_dir)
-    if bundle.manifest.target == "x86":
+    if TARGETS[bundle.manifest.target].has_decoder:
         executor = _x86_executor(bundle, limits, config, progress, observe_logits)
     elif bundle.manifest.target not in GPU_TARGETS:
         executor = _cpu_executor(bundle, limits, config, progress, observe_logits)
@@ -94,7 +94,7 @@ def _check(bundle: Bundle, config: RuntimeConfig, libraries: Libraries) -> Limit
 
 def _is_same_in_chunks(manifest: Manifest) -> bool:
     """Whether a token computed in a chunk has the same logits, and leaves the same in the cache, as one alone."""
-    return manifest.target == "x86" or manifest.kv_cache == "float32"
+    return TARGETS[manifest.target].rows_are_alike or manifest.kv_cache == "float32"
 
 
 def _x86_executor(

@@ -47,16 +47,27 @@ class StepShapes:
 
     def of(self, batch: Batch) -> StepShape:
         """The smallest that holds the batch. Raises DeviceError if none does."""
-        count = batch.num_tokens
-        if count == batch.num_rows == batch.num_sampled:
-            place, shapes = bisect_left(self._decode_tokens, count), self._decode
-        else:
-            place, shapes = bisect_left(self._prefill_tokens, count), self._prefill
-        if place == len(shapes) or max(batch.num_rows, batch.num_sampled) > shapes[place].rows:
+        shape = self._find(batch.num_rows, batch.num_tokens, batch.num_sampled)
+        if shape is None:
             raise DeviceError(
-                f"a step of {batch.num_rows} rows with {count} tokens, {batch.num_sampled} of them sampled, fits none "
-                f"of {', '.join(shape.key for shape in self.needed)}: give smaller limits, or build with larger ones"
+                f"a step of {batch.num_rows} rows with {batch.num_tokens} tokens, {batch.num_sampled} of them sampled, "
+                f"fits none of {', '.join(shape.key for shape in self.needed)}: give smaller limits, or build with "
+                "larger ones"
             )
+        return shape
+
+    def computed_tokens(self, num_rows: int, num_tokens: int, num_sampled: int) -> int:
+        """Those of the shape that such a step is run as; its own where none holds it, so that it is not run."""
+        shape = self._find(num_rows, num_tokens, num_sampled)
+        return num_tokens if shape is None else shape.tokens
+
+    def _find(self, num_rows: int, num_tokens: int, num_sampled: int) -> StepShape | None:
+        if num_tokens == num_rows == num_sampled:
+            place, shapes = bisect_left(self._decode_tokens, num_tokens), self._decode
+        else:
+            place, shapes = bisect_left(self._prefill_tokens, num_tokens), self._prefill
+        if place == len(shapes) or max(num_rows, num_sampled) > shapes[place].rows:
+            return None
         return shapes[place]
 
 

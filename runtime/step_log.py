@@ -1,35 +1,40 @@
-"""The last steps: what each held, the bucket that it ran in, and where its time went (a line is added per step)."""
+"""The last steps: what each held and computed, and where its time went (a line is added per step)."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import NamedTuple
 
-from ostinato.engines.sizes import Limits, bucket_for
+from ostinato.engines.sizes import Limits
 
+from .executor import StepRules
 from .flight import StepTimes
 
 NUM_STEPS = 1024
 
 
 class StepRecord(NamedTuple):
-    """One step. `bucket`: tokens that it was padded up to."""
+    """One step. `computed`: its tokens with the pads that the executor added. `bucket`: what it is shown under.
+
+    Where steps are padded the two mostly are the same; where they are not, `bucket` only groups steps of about a size.
+    """
 
     number: int
     times: StepTimes
+    computed: int
     bucket: int
 
     @property
     def padding(self) -> int:
-        """Tokens of the bucket that belonged to nobody."""
-        return self.bucket - self.times.num_tokens
+        """Tokens computed that belonged to nobody."""
+        return self.computed - self.times.num_tokens
 
 
 class StepLog:
     """A ring. Added to on the loop's thread; `last` may be called on any."""
 
-    def __init__(self, limits: Limits, num_steps: int = NUM_STEPS) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, rules: StepRules, num_steps: int = NUM_STEPS) -> None:
+        self._buckets, self._computed = limits.token_buckets, rules.computed_tokens
         self._ring: deque[tuple[int, StepTimes]] = deque(maxlen=num_steps)
         self._number = 0
 
@@ -49,7 +54,7 @@ class StepLog:
         return [self._record(number, times) for number, times in steps[max(0, len(steps) - count) :]]
 
     def _record(self, number: int, times: StepTimes) -> StepRecord:
-        limits = self._limits
-        pads = bucket_for(times.num_rows, limits.row_buckets) - times.num_rows
-        bucket = bucket_for(min(times.num_tokens + pads, limits.max_step_tokens), limits.token_buckets)
-        return StepRecord(number, times, bucket)
+        computed = self._computed(times.num_rows, times.num_tokens, times.num_sampled)
+        # A GPU's shapes are the bundle's, which may be larger than what the limits now allow.
+        bucket = next((bucket for bucket in self._buckets if bucket >= computed), computed)
+        return StepRecord(number, times, computed, bucket)

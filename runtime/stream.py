@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from ostinato.engines.errors import OstinatoError
 
@@ -45,15 +45,13 @@ class Stream:
         self._is_quiet = False
         self._waiter: asyncio.Future[None] | None = None
 
-    async def batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
-        """(choice, delta) pairs, all that are ready at once; an empty list after a beat without any."""
-        while (self._ready or self.open_ids) and not self.is_cancelled:
-            if not self._ready:
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
-            ready, self._ready, self._num_unread = self._ready, [], 0
-            if (ready or self.open_ids) and not self.is_cancelled:
-                yield ready
+    async def batch(self) -> list[tuple[int, Delta]] | None:
+        """(choice, delta) pairs, all that are ready; an empty list after a beat without any, None at the end."""
+        if not self._ready and self.open_ids and not self.is_cancelled:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        ready, self._ready, self._num_unread = self._ready, [], 0
+        return ready if (ready or self.open_ids) and not self.is_cancelled else None
 
     def add(self, index: int, delta: Delta) -> None:
         """Hand on a delta of choice `index`."""

@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial, reduce
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -18,10 +20,25 @@ from jinja2.visitor import NodeTransformer
 
 RENDER_SECONDS = 2.0
 MAX_TEXT_CHARS = 2**20
+_SUM = "add_parts"
 
 
 class BoundError(TemplateError):
     """A rendering took more than its time, or made more than its text."""
+
+
+class _CodeGenerator(CodeGenerator):
+    """Calls the sandbox's own methods as they are: only what a template calls needs a check."""
+
+    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:  # noqa: N802 (jinja2's)
+        if not isinstance(node.node, nodes.EnvironmentAttribute):
+            super().visit_Call(node, frame, forward_caller=forward_caller)
+            return
+        self.write(f"environment.{node.node.name}(context")
+        for part in node.args:
+            self.write(", ")
+            self.visit(part, frame)
+        self.write(")")
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -32,6 +49,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     """
 
     intercepted_binops = frozenset({"*", "**", "+"})
+    code_generator_class = _CodeGenerator
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
@@ -51,13 +69,19 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """The time of a rendering on this thread begins."""
         self._deadline.at = self._clock() + RENDER_SECONDS
 
-    def tick(self) -> str:
-        """Nothing to print; BoundError once the time is over."""
+    def tick(self, _: Context) -> None:
+        """BoundError once the time is over."""
         if self._clock() > self._deadline.at:
             raise BoundError(f"it ran for more than {RENDER_SECONDS:g} s")
-        return ""
 
-    def join_texts(self, *parts: Any) -> str:
+    def add_parts(self, context: Context, *parts: Any) -> Any:
+        """What `+` between all of them means: mostly they are texts."""
+        if set(map(type, parts)) == {str}:
+            _check_size(sum(map(len, parts)))
+            return "".join(parts)
+        return reduce(partial(self.call_binop, context, "+"), parts)
+
+    def join_texts(self, _: Context, *parts: Any) -> str:
         """What `~` means."""
         texts = [str(part) for part in parts]
         _check_size(sum(map(len, texts)))
@@ -78,7 +102,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = _Bounds(self).visit(super()._parse(source, name, filename))
+        tree = _Bounds().visit(super()._parse(source, name, filename))
         assert isinstance(tree, nodes.Template)
         return tree
 
@@ -92,9 +116,6 @@ def _check_size(num_parts: int) -> None:
 class _Bounds(NodeTransformer):
     """Writes the sandbox's checks into a template."""
 
-    def __init__(self, sandbox: TemplateSandbox) -> None:
-        self._sandbox = sandbox
-
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 (jinja2 looks it up by the node's name)
         return self._ticking(node)
 
@@ -103,18 +124,23 @@ class _Bounds(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return self._call("join_texts", node.nodes, node.lineno)
+        return _own("join_texts", node.nodes, node.lineno)
+
+    def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        left = node.left
+        before = left.args if isinstance(left, nodes.Call) and left.node == nodes.EnvironmentAttribute(_SUM) else [left]
+        return _own(_SUM, [*before, node.right], node.lineno)
 
     def _ticking(self, node: nodes.For | nodes.Macro) -> nodes.Node:
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(self._call("tick", [], node.lineno), lineno=node.lineno))
+        node.body.insert(0, nodes.ExprStmt(_own("tick", [], node.lineno), lineno=node.lineno))
         return node
 
-    def _call(self, name: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Call:
-        method = nodes.EnvironmentAttribute(name, lineno=lineno)
-        call = nodes.Call(method, arguments, [], None, None, lineno=lineno)
-        call.set_environment(self._sandbox)
-        return call
+
+def _own(name: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Call:
+    """A call of the sandbox's own method."""
+    return nodes.Call(nodes.EnvironmentAttribute(name, lineno=lineno), arguments, [], None, None, lineno=lineno)
 
 
 class _GenerationBlock(Extension):

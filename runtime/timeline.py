@@ -128,7 +128,7 @@ class Timeline:
         """What lies between its turns up to `end`, without gaps; nothing if the loop had not taken it in by then."""
         turns = [turn for turn in self.turns if turn.snapshot.at <= end.at]
         ends = [turn.snapshot for turn in turns[1:]] + [end]
-        return [Segment.between(*turn, until) for turn, until in zip(turns, ends, strict=False)]
+        return [Segment(*turn, until) for turn, until in zip(turns, ends, strict=False)]
 
 
 @contextmanager
@@ -146,18 +146,25 @@ def guiding(timeline: Timeline | None) -> Iterator[None]:
 
 
 class Segment(NamedTuple):
-    """A stretch of a request at one stage. `spans`: its seconds by phase, or by reason to wait; they add up."""
+    """A stretch of a request at one stage."""
 
     stage: Stage
-    began_at: float
-    ended_at: float
-    spans: dict[str, float]
+    start: Snapshot
+    end: Snapshot
 
-    @classmethod
-    def between(cls, stage: Stage, start: Snapshot, end: Snapshot) -> Segment:
+    @property
+    def began_at(self) -> float:
+        return self.start.at
+
+    @property
+    def ended_at(self) -> float:
+        return self.end.at
+
+    @property
+    def spans(self) -> dict[str, float]:
+        """Its seconds by phase, or by reason to wait; they add up."""
         names: tuple[str, ...] = PHASES
-        before, after = start.phases, end.phases
-        if stage is Stage.QUEUE:
-            names, before, after = REASONS, start.reasons, end.reasons
-        spans = {name: late - early for name, early, late in zip(names, before, after, strict=True) if late > early}
-        return cls(stage, start.at, end.at, spans)
+        before, after = self.start.phases, self.end.phases
+        if self.stage is Stage.QUEUE:
+            names, before, after = REASONS, self.start.reasons, self.end.reasons
+        return {name: late - early for name, early, late in zip(names, before, after, strict=True) if late > early}

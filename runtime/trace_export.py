@@ -47,7 +47,7 @@ def _lanes(calls: Sequence[CallRecord]) -> list[int]:
 def _step(step: StepRecord) -> list[Event]:
     """Its parts on the loop's track, placed back to back at its launch and at its landing."""
     times = step.times
-    about = {"rows": times.num_rows, "tokens": times.num_tokens, "bucket": step.bucket, "padding": step.padding}
+    about = {"rows": times.num_rows, "tokens": times.num_tokens, "padding": step.padding}
     began_at = times.launched_at - times.launch - times.pack - times.plan
     events = []
     for name in ("plan", "pack", "launch"):
@@ -65,7 +65,7 @@ def _step(step: StepRecord) -> list[Event]:
 def _title(step: StepRecord) -> str:
     times = step.times
     kind = "decode" if times.num_rows == times.num_tokens else "prefill"
-    return f"{kind} {times.num_tokens} of {step.bucket}"
+    return f"{kind} {times.num_tokens}" + (f" of {step.computed}" if step.padding else "")
 
 
 def _call(record: CallRecord, lane: int) -> list[Event]:

@@ -8,6 +8,7 @@ OpenAI's that is not served here is refused by name, unless it has a value that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import TracebackType
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -135,10 +136,10 @@ class SamplingBody(SamplingFields):
     max_tokens: int | None = None
 
 
-_COPIED = (
+_COPIED = frozenset({
     "n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p",
     "repetition_penalty", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
-)  # fmt: skip
+})  # fmt: skip
 
 
 def parse_body(kind: type[BodyT], raw: bytes, ignored: list[str] | None = None, max_turns: int | None = None) -> BodyT:
@@ -260,16 +261,24 @@ def sampling_params(
     body: SamplingFields, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
 ) -> SamplingParams:
     """The desk's parameters; RequestError where a value is out of range."""
-    given: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(body, name, None)) is not None}
+    given: list[tuple[str, Any]] = [
+        ("max_tokens", max_tokens), ("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs),
+    ]  # fmt: skip
+    given += [(name, value) for name in body.model_fields_set & _COPIED if (value := getattr(body, name)) is not None]
+    if not (body.stop or body.stop_token_ids or body.logit_bias):
+        return _params(frozenset(given))
     return SamplingParams(
-        **given,
+        **dict(given),
         stop=tuple(body.stop),
         stop_token_ids=tuple(body.stop_token_ids),
         logit_bias=_logit_bias(body.logit_bias),
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
     )
+
+
+@lru_cache(maxsize=256)
+def _params(given: frozenset[tuple[str, Any]]) -> SamplingParams:
+    """They do not change, and most calls of one program have the same."""
+    return SamplingParams(**dict(given))
 
 
 def _logit_bias(table: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

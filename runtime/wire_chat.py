@@ -47,10 +47,13 @@ class Message(WireModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_empty_lists(cls, table: object) -> object:
+    def _drop_nulls(cls, table: object) -> object:
+        """Empty lists, too: it stands in for the one of all models."""
         if not isinstance(table, dict):
             return table
-        return {name: value for name, value in table.items() if value != [] or name == "content"}
+        return {
+            name: value for name, value in table.items() if value is not None and (value != [] or name == "content")
+        }
 
     @model_validator(mode="after")
     def _check_role(self) -> Message:

@@ -2,6 +2,7 @@
 
 A text is cut after an ASCII letter that a space, a line's end, punctuation or < follows. There each of the known ways
 to cut words ends a word too, whatever stands around; so the ids of the parts, joined, are those of the text.
+Likewise before a space that follows a letter or punctuation and precedes a letter, where cutting costs less.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ _MAX_WORD_CHARS = 64
 _MAX_WORDS = 2**15  # some 10 MB; of a hostile caller's choosing 60
 _MAX_NEW = 16  # words that one text may bring: each costs more alone than in its text
 _words_of = re.compile(r"(?:[^A-Za-z]*+[A-Za-z]++)+?(?=[ ,.;:!?)<\n]|\Z)|.+", re.DOTALL).findall
-_CUT = re.compile(r"[A-Za-z][ ,.;:!?)<\n]")
+_CUT = re.compile(r"[A-Za-z][ ,.;:!?)<\n]|[,.;:!?)] [A-Za-z]")
+_ends_in_cut = re.compile(r"[A-Za-z,.;:!?)]\Z").search
+_is_part = re.compile(r"[A-Za-z](?:[^ ]{,62}[A-Za-z,.;:!?)])?").fullmatch  # of a text cut at spaces
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -38,9 +41,28 @@ class WordMemo:
     def __init__(self, encode: Callable[[str], list[int]]) -> None:
         self._encode = encode
         self._known: dict[str, Ids] = {}
+        self._parts: dict[str, Ids] = {}  # of a text cut at spaces; the ids are with the space before
 
     def encode(self, text: str) -> list[int]:
         """What the library would say of a text of at most MAX_TEXT_CHARS."""
+        first, *parts = text.split(" ")
+        if len(parts) < 2 or not _ends_in_cut(first) or not _is_part(parts[-1][:1]):
+            return self._encode_words(text)
+        last = parts.pop()
+        try:
+            between = list(chain.from_iterable(map(self._parts.__getitem__, parts)))
+        except KeyError:
+            self._learn(parts)
+            return self._encode_words(text)
+        return [*self._encode_words(first), *between, *self._encode_words(f" {last}")]
+
+    def _learn(self, parts: Sequence[str]) -> None:
+        new = [part for part in set(parts).difference(self._parts) if _is_part(part)][:_MAX_NEW]
+        if len(self._parts) + len(new) > _MAX_WORDS:
+            self._parts = {}
+        self._parts.update([(part, tuple(self._encode_words(f" {part}"))) for part in new])
+
+    def _encode_words(self, text: str) -> list[int]:
         words = _words_of(text)
         try:
             return list(chain.from_iterable(map(self._known.__getitem__, words)))
@@ -92,4 +114,5 @@ def _crosses_cuts(added: Mapping[str, Any]) -> bool:
     """Whether an added token holds a cut, takes what comes after one, or hangs on what stands before one."""
     content = str(added["content"])
     holds_cut = any(_CUT.search(form) for form in (content, unicodedata.normalize("NFC", content)))
-    return holds_cut or bool(added.get("single_word") or (added.get("rstrip") and content[-1:].isalpha()))
+    takes_more = added.get("rstrip") and (content[-1:].isalpha() or _ends_in_cut(content))
+    return holds_cut or bool(added.get("single_word") or takes_more)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinato.engines.sizes import Limits, bucket_for
+from ostinato.engines.sizes import Limits
 from ostinato.plugins.fused_sampling import fused_sampling
 from ostinato.plugins.sampling_rows import F32, I32, Sampled, SamplingRows
 from ostinato.runtime.batch import Batch, Packer
 from ostinato.runtime.context import check_fits
 from ostinato.runtime.device_rows import DeviceRows
 from ostinato.runtime.executor import StepRules
+from ostinato.runtime.openvino_padding import computed_tokens, pad_tokens
 from ostinato.runtime.pages import Pages
 from ostinato.runtime.plan import Plan
 from ostinato.runtime.request import Event, Request, SamplingParams
@@ -59,7 +61,7 @@ class Done:
 
 def bucket_rules(limits: Limits) -> StepRules:
     """One step at a time, whose rows are padded up to their bucket."""
-    return StepRules([bucket_for(count, limits.row_buckets) - count for count in range(limits.max_rows + 1)])
+    return StepRules(pad_tokens(limits), partial(computed_tokens, limits))
 
 
 class PosLM:

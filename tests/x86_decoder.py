@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ostinato.builder.group_codes import with_rows
 from ostinato.engines.decoder_record import (
     ALIGNMENT,
     FILE_NAME,
@@ -20,7 +21,17 @@ from ostinato.engines.decoder_record import (
 )
 from ostinato.engines.sizes import ModelSizes
 from ostinato.plugins.cache_codes import dequantize, quantize
-from ostinato.plugins.x86_pack import TILE, Groups, alternate, pack, weights
+from ostinato.plugins.x86_pack import (
+    TILE,
+    Bytes,
+    Nibbles,
+    alternate,
+    bytes_of,
+    group_of,
+    num_groups,
+    pack,
+    weights,
+)
 
 F32 = NDArray[np.float32]
 EPS = 1e-5
@@ -60,27 +71,34 @@ class Shape:
         )
 
 
-def random_groups(rng: np.random.Generator, rows: int, columns: int, bits: int) -> Groups:
+def random_matrix(rng: np.random.Generator, rows: int, columns: int, bits: int) -> Bytes | Nibbles:
     """Weights of about 1 / sqrt(columns) around zero."""
-    top = (1 << bits) - 1
-    codes = rng.integers(0, top + 1, (rows, columns)).astype(np.uint8)
-    scales = (rng.uniform(0.5, 1.5, (rows, columns // 32)) * 3.5 / top / columns**0.5).astype(np.float16)
-    return Groups(codes, scales, (scales * -7.5).astype(np.float16) if bits == 4 else None)
+    scales = (rng.uniform(0.5, 1.5, (rows, num_groups(columns))) * 3.5 / 255 / columns**0.5).astype(np.float32)
+    if bits == 8:
+        return Bytes(rng.integers(1, 256, (rows, columns)).astype(np.uint8), scales)
+    factors = (rng.integers(2000, 4300, (rows, columns // 32)) * rng.choice([-1, 1], columns // 32)).astype(np.int16)
+    offsets = (32896 - 7.5 * factors).astype(np.uint16)
+    return Nibbles(rng.integers(0, 16, (rows, columns)).astype(np.uint8), factors, offsets, scales)
 
 
-def alternated(gate_up: Groups) -> Groups:
-    """Its rows in the order of tiles."""
-    minima = None if gate_up.minima is None else alternate(gate_up.minima)
-    return Groups(alternate(gate_up.codes), alternate(gate_up.scales), minima)
+def numbers_of(x: F32) -> tuple[NDArray[np.int32], F32]:
+    """Activations [T, K] as the kernels see them: whole numbers of 16 bits, and a scale [T, 1]."""
+    top = np.abs(x).max(axis=-1, keepdims=True)
+    factor = np.divide(np.float32(32512), top, out=np.zeros_like(top), where=top > 0)
+    return np.rint(x * factor).astype(np.int32), top / np.float32(32512)
 
 
-def quantized(x: F32) -> F32:
-    """Activations as the kernels see them: 32 numbers share a scale."""
-    groups = x.reshape(*x.shape[:-1], -1, 32)
-    top = np.abs(groups).max(axis=-1, keepdims=True)
-    factor = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
-    codes: F32 = np.rint(groups * factor) * (top / np.float32(127))
-    return codes.reshape(x.shape)
+def multiplied(matrix: Bytes | Nibbles, x: F32) -> F32:
+    """x [T, K] times a matrix, [T, N]: exact within a group of inputs, then group after group in float32."""
+    whole = bytes_of(matrix) if isinstance(matrix, Nibbles) else matrix
+    numbers, scales = numbers_of(x)
+    signed, step = whole.codes.astype(np.float64) - 128, group_of(x.shape[-1])
+    total = np.zeros((len(x), len(signed)), np.float32)
+    for group, begin in enumerate(range(0, x.shape[-1], step)):
+        part = numbers[:, begin : begin + step].astype(np.float64) @ signed[:, begin : begin + step].T
+        wide = part.astype(np.float32).astype(np.float64) * whole.scales[:, group]  # exact, as in a fused product
+        total = (wide + total).astype(np.float32)
+    return total * scales
 
 
 def _in_16_bits(x: NDArray[Any]) -> NDArray[Any]:
@@ -94,11 +112,11 @@ def _in_16_bits(x: NDArray[Any]) -> NDArray[Any]:
 class Linear:
     """A matrix and what it adds."""
 
-    groups: Groups
+    matrix: Bytes | Nibbles
     bias: F32 | None
 
     def __call__(self, x: F32) -> F32:
-        product: F32 = (quantized(x).astype(np.float64) @ weights(self.groups).astype(np.float64).T).astype(np.float32)
+        product = multiplied(self.matrix, x)
         return product if self.bias is None else product + self.bias
 
 
@@ -139,8 +157,8 @@ class RandomDecoder:
             }
             for _ in range(shape.num_layers)
         ]
-        self.embedding = random_groups(self._rng, shape.vocab_size, hidden, 8)
-        self.head = self.embedding if shape.is_tied else random_groups(self._rng, shape.vocab_size, hidden, shape.bits)
+        self.embedding = random_matrix(self._rng, shape.vocab_size, hidden, 8)
+        self.head = self.embedding if shape.is_tied else random_matrix(self._rng, shape.vocab_size, hidden, shape.bits)
         self.final_norm = self._norm(hidden)
         angles = np.arange(shape.positions)[:, None] / 100.0 ** (np.arange(0, shape.head_size, 2) / shape.head_size)
         self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
@@ -150,7 +168,7 @@ class RandomDecoder:
 
     def _linear(self, rows: int, columns: int) -> Linear:
         bias = self._rng.normal(0, 0.3, rows).astype(np.float32) if self.shape.has_bias else None
-        return Linear(random_groups(self._rng, rows, columns, self.shape.bits), bias)
+        return Linear(random_matrix(self._rng, rows, columns, self.shape.bits), bias)
 
     def logits(self, ids: NDArray[np.int32]) -> F32:
         """Of every token of one row, [T, V]."""
@@ -212,7 +230,7 @@ def _cached(heads: F32) -> F32:
 
 def _layer(file: _File, layer: dict[str, Any]) -> DecoderLayer:
     gate_up = layer["gate_up"]
-    turns = Linear(alternated(gate_up.groups), None if gate_up.bias is None else alternate(gate_up.bias))
+    turns = Linear(with_rows(gate_up.matrix, alternate), None if gate_up.bias is None else alternate(gate_up.bias))
     norms = {
         name: None if layer[name] is None else file.put(layer[name])
         for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")
@@ -226,7 +244,7 @@ def _layer(file: _File, layer: dict[str, Any]) -> DecoderLayer:
 
 
 def _matrix(file: _File, linear: Linear) -> Matrix:
-    rows, columns = linear.groups.codes.shape
+    rows, columns = linear.matrix.codes.shape
     bias = None if linear.bias is None else file.put(np.pad(linear.bias, (0, -rows % TILE)))
-    bits: Any = linear.groups.bits
-    return Matrix(bits, rows, columns, file.put(pack(linear.groups)), bias)
+    bits: Any = linear.matrix.bits
+    return Matrix(bits, rows, columns, file.put(pack(linear.matrix)), bias)

@@ -1,9 +1,64 @@
 #include "activation.h"
 
-void quantize_token(const Activation *to, int32_t token, const float *x) {
-    for (int32_t group = 0; group < to->groups; group++, x += 32) {
-        quantize_group(to, token, group, _mm512_loadu_ps(x), _mm512_loadu_ps(x + 16));
+#include <string.h>
+
+#include "inline.h"
+
+#define TOP 32512.0f   // 127 * 256: the largest number whose high byte, rounded, is one
+#define LEAST 1e-30f  // below, TOP divided by it might not be a number
+
+// x, or x * factor * weight where there is a weight.
+INLINE __m512 sixteen(const float *x, const float *weight, __m512 factor, int32_t at) {
+    __m512 numbers = _mm512_loadu_ps(x + at);
+    return weight ? _mm512_mul_ps(_mm512_mul_ps(numbers, factor), _mm512_loadu_ps(weight + at)) : numbers;
+}
+
+INLINE float largest(const float *x, const float *weight, __m512 factor, int32_t columns) {
+    // Bits of floats without sign, as integers, have the floats' order, and NaN is the largest.
+    const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
+    __m512i size[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    for (int32_t i = 0; i < columns; i += 32) {
+        UNROLLED
+        for (int k = 0; k < 2; k++) {
+            __m512i part = _mm512_castps_si512(sixteen(x, weight, factor, i + 16 * k));
+            size[k] = _mm512_max_epi32(size[k], _mm512_and_si512(part, no_sign));
+        }
     }
+    int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32(size[0], size[1]));
+    float top;
+    memcpy(&top, &bits, sizeof top);
+    return top;
+}
+
+// Inlined with a weight or without.
+INLINE void write_token(const Activation *to, int32_t token, const float *x, const float *weight, __m512 factor) {
+    float top = largest(x, weight, factor, to->columns);
+    int32_t panel = token / PANEL, line = token % PANEL, *offsets = to->offsets + (size_t)panel * to->groups * PANEL;
+    int8_t *codes = to->codes + (size_t)panel * to->blocks * PANEL_BLOCK + line * LINE;
+    const __m512 steps = _mm512_set1_ps(top < LEAST ? 0.0f : TOP / top);
+    const __m512i half = _mm512_set1_epi32(128);
+    __m512i sum = _mm512_setzero_si512();
+    for (int32_t block = 0; block < to->blocks; block++, codes += PANEL_BLOCK) {
+        UNROLLED
+        for (int k = 0; k < 4; k++) {
+            int32_t at = block * OSTINATO_DEPTH + 16 * k;
+            __m512i number = _mm512_setzero_si512();
+            if (at < to->columns) number = _mm512_cvtps_epi32(_mm512_mul_ps(sixteen(x, weight, factor, at), steps));
+            sum = _mm512_add_epi32(sum, number);
+            __m512i high = _mm512_srai_epi32(_mm512_add_epi32(number, half), 8);  // then the low byte has a sign
+            _mm_store_si128((__m128i *)(codes + 16 * k), _mm512_cvtepi32_epi8(high));
+            _mm_store_si128((__m128i *)(codes + OSTINATO_DEPTH + 16 * k), _mm512_cvtepi32_epi8(number));
+        }
+        if ((block + 1) % to->span == 0) {
+            offsets[block / to->span * PANEL + line] = (int32_t)(-128u * (uint32_t)_mm512_reduce_add_epi32(sum));
+            sum = _mm512_setzero_si512();
+        }
+    }
+    to->scales[token] = top < LEAST ? 0.0f : top / TOP;
+}
+
+void quantize_token(const Activation *to, int32_t token, const float *x) {
+    write_token(to, token, x, NULL, _mm512_setzero_ps());
 }
 
 float inverse_rms(const float *x, int32_t count, float eps) {
@@ -17,10 +72,5 @@ float inverse_rms(const float *x, int32_t count, float eps) {
 }
 
 void normalize_token(const Activation *to, int32_t token, const float *x, const float *weight, float eps) {
-    __m512 factor = _mm512_set1_ps(inverse_rms(x, to->groups * 32, eps));
-    for (int32_t group = 0; group < to->groups; group++, x += 32, weight += 32) {
-        __m512 low = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x), factor), _mm512_loadu_ps(weight));
-        __m512 high = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + 16), factor), _mm512_loadu_ps(weight + 16));
-        quantize_group(to, token, group, low, high);
-    }
+    write_token(to, token, x, weight, _mm512_set1_ps(inverse_rms(x, to->columns, eps)));
 }

@@ -1,50 +1,49 @@
-// What a matrix is multiplied with: tokens of int8 codes, each 32 with a scale of their own, in panels of 16 tokens.
+// What a matrix is multiplied with: tokens of 16-bit numbers with a scale each, in panels of 16 tokens.
 #pragma once
 
 #include <immintrin.h>
+#include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
-#include "ostinato_x86.h"
+#include "groups.h"
 
-enum { PANEL = 16 };
+enum {
+    PANEL = 16,
+    LINE = 2 * OSTINATO_DEPTH,      // bytes of a token in a block: high ones, then low ones
+    PANEL_BLOCK = PANEL * LINE,
+};
 
-// Of a panel, group g and token t: codes at [g][t][32], the other arrays at [g][t].
+// A number is scale * (256 high + low), both signed: so it is multiplied as two numbers of 8 bits.
 typedef struct {
-    int8_t *codes;     // [panels][K/32][16][32]
-    float *scales;     // [panels][K/32][16]
-    float *sums;       // [panels][K/32][16] scale * sum of codes: what minima are multiplied with
-    int32_t *offsets;  // [panels][K/32][16] -128 * sum of codes: where a sum of products with unsigned codes begins
-    int32_t groups;    // K/32
+    int8_t *codes;     // [panels][K/64][16][2][64] zeros past the last input
+    int32_t *offsets;  // [panels][groups][16] -128 * sum of numbers: what unsigned weights' products have too much
+    float *scales;     // [panels][16]
+    int32_t count;     // tokens that it holds
+    int32_t columns, blocks, span, groups;
 } Activation;
 
-static inline size_t panel_lines(const Activation *to, int32_t token, int32_t group) {
-    return ((size_t)(token / PANEL) * to->groups + group) * PANEL + token % PANEL;
+// Of a panel and a tile.
+typedef struct {
+    _Alignas(64) float at[PANEL][OSTINATO_TILE];  // token, output
+} Products;
+
+// `of` is to hold `count` tokens of so many inputs; its memory must suffice.
+static inline void shape_activation(Activation *of, int32_t count, int32_t columns) {
+    of->count = count, of->columns = columns, of->blocks = blocks_of(columns), of->span = span_of(columns);
+    of->groups = of->blocks / of->span;
 }
 
-// Codes of 32 numbers: to nearest, halves to even. A group that is almost nothing is nothing; NaN gives scale NaN.
-static inline void quantize_group(const Activation *to, int32_t token, int32_t group, __m512 low, __m512 high) {
-    // Bits of floats without sign, as integers, have the floats' order, and NaN is the largest.
-    const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
-    __m512i size = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(low), no_sign),
-                                    _mm512_and_si512(_mm512_castps_si512(high), no_sign));
-    int32_t bits = _mm512_reduce_max_epi32(size);
-    float top;
-    memcpy(&top, &bits, sizeof top);
-    size_t line = panel_lines(to, token, group);
-    __m512 factor = _mm512_set1_ps(top < 1e-30f ? 0.0f : 127.0f / top);
-    __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(low, factor));
-    __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(high, factor));
-    _mm_storeu_si128((__m128i *)(to->codes + line * 32), _mm512_cvtsepi32_epi8(first));
-    _mm_storeu_si128((__m128i *)(to->codes + line * 32 + 16), _mm512_cvtsepi32_epi8(second));
-    float scale = top < 1e-30f ? 0.0f : top / 127.0f;
-    int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
-    to->scales[line] = scale;
-    to->sums[line] = scale * (float)sum;
-    to->offsets[line] = (int32_t)(-128u * (uint32_t)sum);  // of NaN, whose sum is any number, it may wrap
+// Codes [span][16][2][64] and offsets [16] of a panel's group.
+static inline const int8_t *group_codes(const Activation *of, int32_t panel, int32_t group) {
+    return of->codes + ((size_t)panel * of->blocks + (size_t)group * of->span) * PANEL_BLOCK;
 }
 
-// Token number `token` of `to` becomes x [K], as it is.
+static inline const int32_t *group_offsets(const Activation *of, int32_t panel, int32_t group) {
+    return of->offsets + ((size_t)panel * of->groups + group) * PANEL;
+}
+
+// Token number `token` of `to` becomes x [K]: to nearest, halves to even. What is almost nothing is nothing; of NaN and
+// of infinity the scale is that.
 void quantize_token(const Activation *to, int32_t token, const float *x);
 
 // The same of x's root mean square norm, times `weight` [K].

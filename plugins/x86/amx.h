@@ -1,21 +1,21 @@
-// The same products on a CPU with AMX, whose tiles multiply 16 tokens with 16 outputs at once. Sums of 32 products are
-// integers and exact, and what is done with them is the same, in the same order: so are the bits.
+// AMX, whose tile registers multiply sixteen lines with sixteen columns of bytes, 64 deep, at once.
 #pragma once
 
-#include "activation.h"
+#include <immintrin.h>
+#include <stdint.h>
+
+// A function that uses AMX.
+#define AMX __attribute__((target("amx-tile,amx-int8")))
+
+// Of each tile register: its rows and the bytes of a row.
+typedef struct {
+    uint8_t rows[8];
+    uint16_t row_bytes[8];
+} AmxShape;
 
 // Whether this CPU has AMX for int8 and the system lets this process use it.
 int amx_is_there(void);
 
-// A thread's tiles, before and after its products of a step.
-void amx_begin(void);
+// A thread's tile registers take a shape, whatever they had before; and none.
+void amx_begin(const AmxShape *shape);
 void amx_end(void);
-
-// What amx_multiply takes of a tile. `codes` [K/32][8][16][4]: unsigned where there are minima, else signed.
-typedef struct {
-    const uint8_t *codes, *scales, *minima;
-} AmxTile;
-
-// Products of a tile and `count` tokens, 1 to 16, from `line` of the activation on: [16][16] floats, of which those of
-// tokens past the count say nothing.
-void amx_multiply(const AmxTile *tile, const Activation *by, size_t line, int32_t count, float *products);

@@ -3,12 +3,15 @@
 #include <float.h>
 #include <string.h>
 
+#include "attention_amx.h"
 #include "exponential.h"
 #include "inline.h"
+#include "read_ahead.h"
 
-enum { MOST_TOGETHER = 6 };  // queries that share a load of keys or values
-
-#define LEAST 1e-30f  // numbers that are all below are nothing: what 32767 is divided by must not be too small
+enum {
+    MOST_TOGETHER = 6,  // queries that share a load of keys or values
+    FEW_QUERIES = 8,    // so many or fewer are not worth columns of sixteen
+};
 
 // Some queries of a unit and one block of keys.
 typedef struct {
@@ -199,8 +202,7 @@ static void attend_block(const AttentionUnit *unit, const AttentionShape *shape,
     }
 }
 
-// Codes [D] of a query; returns what they are to be multiplied with.
-static float quantize_query(const float *query, int32_t head_size, int16_t *codes) {
+float quantize_query(const float *query, int32_t head_size, int16_t *codes) {
     __m512 most = _mm512_setzero_ps();
     for (int32_t i = 0; i < head_size; i += 16) {
         __m512 size = _mm512_abs_ps(_mm512_loadu_ps(query + i));
@@ -233,26 +235,21 @@ static void finish(const AttentionUnit *unit, const AttentionShape *shape, const
     }
 }
 
-static CacheBlock block_at(const AttentionUnit *unit, const AttentionShape *shape, int32_t index) {
-    size_t number = (size_t)unit->table[index] * shape->num_kv_heads + unit->kv_head;
-    return cache_block(shape->blocks, number, shape->head_size);
-}
-
-// Blocks lie anywhere: no processor guesses the next one.
-static void read_ahead(CacheBlock block, int32_t head_size) {
-    const char *first = (const char *)block.keys;
-    for (size_t i = 0; i < cache_block_bytes(head_size); i += 64) _mm_prefetch(first + i, _MM_HINT_T0);
-}
-
-void attend(const AttentionUnit *unit, const AttentionShape *shape, AttentionScratch *scratch) {
+static void attend_rows(const AttentionUnit *unit, const AttentionShape *shape, AttentionScratch *scratch) {
     begin(unit, shape, scratch);
-    int32_t last = unit->first + unit->count - 1, window = shape->sliding_window, end = last / OSTINATO_BLOCK;
-    int32_t from = window && unit->first >= window ? unit->first - window + 1 : 0;
-    for (int32_t index = from / OSTINATO_BLOCK; index <= end; index++) {
-        int32_t first_key = index * OSTINATO_BLOCK;
-        if (index < end) read_ahead(block_at(unit, shape, index + 1), shape->head_size);
-        Scales scales = read_block(block_at(unit, shape, index), shape->head_size, last + 1 - first_key, scratch);
+    for (int32_t index = first_block(unit, shape), last = last_block(unit); index <= last; index++) {
+        int32_t first_key = index * OSTINATO_BLOCK, num_keys = unit->first + unit->count - first_key;
+        if (index < last) read_ahead(block_at(unit, shape, index + 1).keys, cache_block_bytes(shape->head_size));
+        Scales scales = read_block(block_at(unit, shape, index), shape->head_size, num_keys, scratch);
         attend_block(unit, shape, &scales, first_key, scratch);
     }
     finish(unit, shape, scratch);
+}
+
+void attend(const AttentionUnit *unit, const AttentionShape *shape, AttentionScratch *scratch) {
+    if (shape->has_amx && unit->count * shape->group > FEW_QUERIES) {
+        attend_columns(unit, shape, scratch);
+    } else {
+        attend_rows(unit, shape, scratch);
+    }
 }

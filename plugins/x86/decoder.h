@@ -5,18 +5,12 @@
 #include "crew.h"
 #include "matrix.h"
 
-enum {
-    ALONE_TOKENS = 8,     // so many or fewer: every thread prepares all inputs itself, which is cheaper than meeting
-    CHUNK_PANELS = 8,     // panels of tokens that a unit of a matrix product takes at most
-    MOST_TILES = 4,       // tiles of a unit whose products are kept together
-};
+enum { ALONE_TOKENS = 8 };  // so many or fewer: every thread prepares all inputs itself, which is cheaper than meeting
 
 // A thread's working memory.
 typedef struct {
     Activation own;  // one panel
     AttentionScratch attention;
-    Products products[MOST_TILES][CHUNK_PANELS];
-    uint8_t *unpacked;  // [K/32][512] of the widest matrix
 } Scratch;
 
 // A row's tokens `first`..`first + count` of the step, the first of them at `position` of the row.
@@ -32,14 +26,17 @@ struct OstinatoDecoder {
     int32_t num_pieces, has_chunks;  // has_chunks: some row has several tokens
     int32_t q_width, kv_width, qkv_width, group;
     int has_amx;
-    Piece *pieces;       // [max_step_tokens] what attention is cut into
+    float attention_scale;
+    Piece *pieces;          // [max_step_tokens] what attention is cut into
+    Piece *sampled_pieces;  // [max_step_tokens] the same of the tokens that are sampled, one each
     int32_t *positions;  // [max_step_tokens]
     int32_t *slots;      // [max_step_tokens]
     float *hidden;       // [T, hidden]
+    float *sampled;      // [S, hidden] of the last layer, where not all tokens are sampled
     float *qkv;          // [T, qkv_width]
     float *attended;     // [T, q_width]
-    Activation inputs;   // of hidden or attended
-    Activation gated;    // of intermediate
+    float *gated;        // [T, intermediate]
+    Activation inputs;   // of hidden, attended or gated
     uint8_t *caches;     // [layers][num_blocks][Hkv] blocks
     size_t cache_bytes;
     Scratch *scratch;  // [threads]

@@ -1,47 +1,12 @@
 #include "matrix.h"
 
-#include "amx.h"
+#include <string.h>
+
 #include "inline.h"
+#include "nibbles.h"
+#include "read_ahead.h"
 
-typedef enum { FOUR_BITS, EIGHT_BITS, FOUR_AS_BYTES } Kind;
-
-typedef struct {
-    const uint8_t *codes, *scales, *minima;
-    const uint8_t *next;  // bytes to read ahead, or NULL
-} Tile;
-
-// Where the parts of a tile are.
-static Tile tile_at(const OstinatoMatrix *matrix, int32_t tile) {
-    size_t groups = (size_t)matrix->columns / 32;
-    const uint8_t *codes = matrix->tiles + tile_stride(matrix) * tile;
-    const uint8_t *scales = codes + groups * (matrix->bits == 8 ? 512 : 256);
-    return (Tile){codes, scales, scales + groups * 32, NULL};
-}
-
-INLINE void load_codes(Kind kind, const uint8_t *codes, int32_t group, __m512i into[8]) {
-    if (kind == FOUR_BITS) {
-        const __m512i low = _mm512_set1_epi8(15);
-        UNROLLED
-        for (int j = 0; j < 4; j++) {
-            __m512i both = _mm512_loadu_si512(codes + (size_t)group * 256 + j * 64);
-            into[j] = _mm512_and_si512(both, low);
-            into[j + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
-        }
-    } else {
-        UNROLLED
-        for (int j = 0; j < 8; j++) into[j] = _mm512_loadu_si512(codes + (size_t)group * 512 + j * 64);
-    }
-}
-
-// A group's share of the next tile: memory gives more if it is asked early, and asked for one tile ahead.
-INLINE void read_ahead(Kind kind, const uint8_t *next, int32_t group) {
-    const int size = kind == EIGHT_BITS ? 544 : 320;
-    for (int i = 0; i < size; i += 64) _mm_prefetch((const char *)next + (size_t)group * size + i, _MM_HINT_T0);
-}
-
-INLINE __m512 load_halves(const uint8_t *side, int32_t group) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(side + (size_t)group * 32)));
-}
+enum { MOST_TOKENS = 8 };  // whose sums stay in registers
 
 INLINE __m512i four_inputs(const int8_t *codes) {
     int32_t word;
@@ -49,109 +14,96 @@ INLINE __m512i four_inputs(const int8_t *codes) {
     return _mm512_set1_epi32(word);
 }
 
-// All groups of a tile times `count` tokens from `line` of the activation on. Inlined with count and kind known.
-INLINE void multiply(Kind kind, int count, const Tile *tile, const Activation *by, size_t line, float *products) {
-    __m512 totals[8];
+// Sums of high and of low bytes, of some tokens: two of each where only few would wait for each other.
+typedef struct {
+    __m512i high[2][MOST_TOKENS], low[2][MOST_TOKENS];
+} Sums;
+
+// Four inputs of sixteen outputs, times `count` tokens.
+INLINE void add_four(int count, int j, __m512i weights, const int8_t *tokens, Sums *sums) {
+    const int way = count < 4 ? j % 2 : 0;
     UNROLLED
-    for (int t = 0; t < count; t++) totals[t] = _mm512_setzero_ps();
-    for (int32_t group = 0; group < by->groups; group++, line += PANEL) {
-        __m512i codes[8];
-        if (tile->next) read_ahead(kind, tile->next, group);
-        load_codes(kind, tile->codes, group, codes);
-        __m512 scale = load_halves(tile->scales, group);
-        __m512 minimum = kind == EIGHT_BITS ? _mm512_setzero_ps() : load_halves(tile->minima, group);
+    for (int t = 0; t < count; t++) {
+        const int8_t *inputs = tokens + t * LINE + 4 * j;
+        sums->high[way][t] = _mm512_dpbusd_epi32(sums->high[way][t], weights, four_inputs(inputs));
+        sums->low[way][t] = _mm512_dpbusd_epi32(sums->low[way][t], weights, four_inputs(inputs + OSTINATO_DEPTH));
+    }
+}
+
+INLINE void add_block(int count, int nibbles, const uint8_t *block, const int8_t *tokens, Sums *sums) {
+    if (nibbles) {
+        const Steps steps[2] = {steps_at(block, 0), steps_at(block, 1)};
         UNROLLED
-        for (int t = 0; t < count; t++) {
-            const int8_t *inputs = by->codes + (line + t) * 32;
-            __m512i dot = kind == EIGHT_BITS ? _mm512_set1_epi32(by->offsets[line + t]) : _mm512_setzero_si512();
-            UNROLLED
-            for (int j = 0; j < 8; j++) dot = _mm512_dpbusd_epi32(dot, codes[j], four_inputs(inputs + 4 * j));
-            __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(by->scales[line + t]));
-            totals[t] = _mm512_fmadd_ps(both, _mm512_cvtepi32_ps(dot), totals[t]);
-            if (kind != EIGHT_BITS) totals[t] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(by->sums[line + t]), totals[t]);
+        for (int j = 0; j < 8; j++) {
+            __m512i weights[2];
+            expand_two(block, j, steps, weights);
+            add_four(count, j, weights[0], tokens, sums);
+            add_four(count, j + 8, weights[1], tokens, sums);
         }
+        return;
     }
     UNROLLED
-    for (int t = 0; t < count; t++) _mm512_storeu_ps(products + t * OSTINATO_TILE, totals[t]);
+    for (int j = 0; j < 16; j++) add_four(count, j, _mm512_load_si512(block + j * 64), tokens, sums);
+}
+
+// A group's sum of one token, less what unsigned codes add. What leaves 32 bits on the way comes back.
+INLINE __m512 group_sum(const Sums *sums, int t, int32_t offset) {
+    __m512i high = _mm512_add_epi32(sums->high[0][t], sums->high[1][t]);
+    __m512i low = _mm512_add_epi32(sums->low[0][t], sums->low[1][t]);
+    __m512i both = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(both, _mm512_set1_epi32(offset)));
+}
+
+// Inlined with count and kind known.
+INLINE void multiply(int count, int nibbles, const TileGroup *of, const int8_t *tokens, const int32_t *offsets,
+                     int32_t span, float *products) {
+    const int size = nibbles ? NIBBLE_BLOCK : BYTES_BLOCK;
+    Sums sums;
+    UNROLLED
+    for (int t = 0; t < count; t++) {
+        sums.high[0][t] = sums.high[1][t] = sums.low[0][t] = sums.low[1][t] = _mm512_setzero_si512();
+    }
+    for (int32_t block = 0; block < span; block++) {
+        if (of->next) read_ahead(of->next + block * size, (size_t)size);
+        add_block(count, nibbles, of->codes + block * size, tokens + (size_t)block * PANEL_BLOCK, &sums);
+    }
+    const __m512 scale = _mm512_load_ps(of->scales);
+    UNROLLED
+    for (int t = 0; t < count; t++) {
+        float *place = products + t * OSTINATO_TILE;
+        _mm512_store_ps(place, _mm512_fmadd_ps(group_sum(&sums, t, offsets[t]), scale, _mm512_load_ps(place)));
+    }
 }
 
 // A count that no kernel is made for takes the next larger one; what it makes of tokens that are none is not used.
-INLINE void multiply_some(Kind kind, int32_t count, const Tile *tile, const Activation *by, size_t line, float *out) {
-    if (count == 1) {
-        multiply(kind, 1, tile, by, line, out);
-    } else if (count == 2) {
-        multiply(kind, 2, tile, by, line, out);
-    } else if (count <= 4) {
-        multiply(kind, 4, tile, by, line, out);
-    } else {
-        multiply(kind, 8, tile, by, line, out);
-    }
-}
-
-static void multiply_four(int32_t count, const Tile *tile, const Activation *by, size_t line, float *out) {
-    multiply_some(FOUR_BITS, count, tile, by, line, out);
-}
-
-static void multiply_eight(int32_t count, const Tile *tile, const Activation *by, size_t line, float *out) {
-    multiply_some(EIGHT_BITS, count, tile, by, line, out);
-}
-
-static void multiply_bytes(int32_t count, const Tile *tile, const Activation *by, size_t line, float *out) {
-    multiply_some(FOUR_AS_BYTES, count, tile, by, line, out);
-}
-
-void multiply_tile(const TileWork *work, const Activation *by, int32_t panel, int32_t count, Products *products) {
-    Tile parts = tile_at(work->matrix, work->tile);
-    parts.codes = work->codes, parts.next = work->next;
-    if (work->form == AMX_CODES) {
-        AmxTile tile = {parts.codes, parts.scales, work->matrix->bits == 4 ? parts.minima : NULL};
-        amx_multiply(&tile, by, panel_lines(by, panel * PANEL, 0), count, products->at[0]);
-        return;
-    }
-    for (int32_t first = 0; first < count; first += 8) {
-        size_t line = panel_lines(by, panel * PANEL + first, 0);
-        float *out = products->at[first];
-        if (work->matrix->bits == 8) {
-            multiply_eight(count - first, &parts, by, line, out);
-        } else if (work->form == PACKED) {
-            multiply_four(count - first, &parts, by, line, out);
+void multiply_group(const TileGroup *of, const Activation *by, int32_t panel, int32_t group, int32_t count,
+                    Products *products) {
+    for (int32_t line = 0; line < count; line += MOST_TOKENS) {
+        const int8_t *tokens = group_codes(by, panel, group) + line * LINE;
+        const int32_t *offsets = group_offsets(by, panel, group) + line;
+        int32_t left = count - line, span = by->span;
+        float *out = products->at[line];
+        if (of->nibbles && left == 1) {
+            multiply(1, 1, of, tokens, offsets, span, out);
+        } else if (of->nibbles) {
+            multiply(2, 1, of, tokens, offsets, span, out);
+        } else if (left == 1) {
+            multiply(1, 0, of, tokens, offsets, span, out);
+        } else if (left == 2) {
+            multiply(2, 0, of, tokens, offsets, span, out);
+        } else if (left <= 4) {
+            multiply(4, 0, of, tokens, offsets, span, out);
         } else {
-            multiply_bytes(count - first, &parts, by, line, out);
+            multiply(8, 0, of, tokens, offsets, span, out);
         }
     }
-}
-
-Codes codes_for(const OstinatoMatrix *matrix, int32_t num_tokens, int has_amx) {
-    if (has_amx && num_tokens > 8) return AMX_CODES;
-    return matrix->bits == 4 && num_tokens > 8 ? UNPACKED : PACKED;
-}
-
-const uint8_t *unpack_tile(TileWork *work, uint8_t *into) {
-    const OstinatoMatrix *matrix = work->matrix;
-    const uint8_t *from = tile_at(matrix, work->tile).codes;
-    if (work->form == PACKED || (work->form == UNPACKED && matrix->bits == 8)) return from;
-    Kind kind = matrix->bits == 4 ? FOUR_BITS : EIGHT_BITS;
-    for (int32_t group = 0; group < matrix->columns / 32; group++) {
-        __m512i bytes[8];
-        if (work->next) read_ahead(kind, work->next, group);
-        load_codes(kind, from, group, bytes);
-        UNROLLED
-        for (int j = 0; j < 8; j++) {
-            if (matrix->bits == 8) bytes[j] = _mm512_xor_si512(bytes[j], _mm512_set1_epi8(-128));  // code - 128
-            _mm512_storeu_si512(into + (size_t)group * 512 + j * 64, bytes[j]);
-        }
-    }
-    work->next = NULL;
-    return into;
 }
 
 void read_row(const OstinatoMatrix *matrix, int32_t row, float *out) {
-    Tile parts = tile_at(matrix, row / OSTINATO_TILE);
-    int32_t output = row % OSTINATO_TILE;
-    for (int32_t group = 0; group < matrix->columns / 32; group++) {
-        float scales[OSTINATO_TILE];
-        _mm512_storeu_ps(scales, load_halves(parts.scales, group));
-        const uint8_t *codes = parts.codes + (size_t)group * 512 + output * 4;
-        for (int i = 0; i < 32; i++) *out++ = scales[output] * (float)(codes[i / 4 * 64 + i % 4] - 128);
+    const uint8_t *tile = tile_at(matrix, row / OSTINATO_TILE);
+    const float *scales = tile_scales(matrix, tile) + row % OSTINATO_TILE;
+    int32_t output = row % OSTINATO_TILE, inputs = span_of(matrix->columns) * OSTINATO_DEPTH;
+    for (int32_t i = 0; i < matrix->columns; i++) {
+        out[i] = scales[i / inputs * OSTINATO_TILE] * (float)(tile[i / 4 * 64 + output * 4 + i % 4] - 128);
     }
 }

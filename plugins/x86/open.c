@@ -76,63 +76,67 @@ static void *zeros(size_t bytes) {
 }
 
 static int make_activation(Activation *to, int32_t tokens, int32_t columns) {
-    size_t lines = (size_t)((tokens + PANEL - 1) / PANEL) * PANEL * (columns / 32);
-    to->groups = columns / 32;
-    to->codes = zeros(lines * 32);
-    to->scales = zeros(lines * sizeof(float));
-    to->sums = zeros(lines * sizeof(float));
-    to->offsets = zeros(lines * sizeof(int32_t));
-    return to->codes && to->scales && to->sums && to->offsets;
+    size_t panels = (size_t)((tokens + PANEL - 1) / PANEL), blocks = (size_t)blocks_of(columns);
+    to->codes = zeros(panels * blocks * PANEL_BLOCK);
+    to->offsets = zeros(panels * blocks * PANEL * sizeof(int32_t));  // a group may be one block
+    to->scales = zeros(panels * PANEL * sizeof(float));
+    return to->codes && to->offsets && to->scales;
 }
 
 static void free_activation(Activation *of) {
-    free(of->codes), free(of->scales), free(of->sums), free(of->offsets);
+    free(of->codes), free(of->offsets), free(of->scales);
 }
 
 static int32_t larger(int32_t one, int32_t other) {
     return one > other ? one : other;
 }
 
+static int32_t widest(const OstinatoDecoder *d) {
+    return larger(larger(d->model.hidden_size, d->q_width), d->model.intermediate_size);
+}
+
 static int make_scratch(Scratch *to, const OstinatoDecoder *d) {
-    int32_t most = larger(d->group, MOST_QUERIES), width = larger(d->model.hidden_size, d->q_width);
+    int32_t most = (larger(d->group, MOST_QUERIES) + 15) / 16 * 16;
     size_t queries = (size_t)most * d->model.head_size * sizeof(float);
-    to->unpacked = zeros((size_t)larger(width, d->model.intermediate_size) * 16);
     AttentionScratch *a = &to->attention;
     a->queries = zeros(queries / 2), a->sums = zeros(queries);
-    a->scales = zeros(most * sizeof(float));
+    a->planes = zeros(plane_bytes(d->model.head_size) * 2 * (size_t)(most / 16));
+    a->scales = zeros(most * sizeof(float)), a->positions = zeros(most * sizeof(int32_t));
     a->maxima = zeros(most * sizeof(float)), a->weights = zeros(most * sizeof(float));
-    return make_activation(&to->own, ALONE_TOKENS, width) && to->unpacked && a->queries && a->sums && a->scales &&
-           a->maxima && a->weights;
+    return make_activation(&to->own, ALONE_TOKENS, widest(d)) && a->queries && a->planes && a->sums && a->scales &&
+           a->positions && a->maxima && a->weights;
 }
 
 static int make_memory(OstinatoDecoder *d) {
     const OstinatoModel *m = &d->model;
     size_t tokens = (size_t)d->limits.max_step_tokens;
-    d->pieces = zeros(tokens * sizeof *d->pieces);
+    d->pieces = zeros(tokens * sizeof *d->pieces), d->sampled_pieces = zeros(tokens * sizeof *d->pieces);
     d->positions = zeros(tokens * 4), d->slots = zeros(tokens * 4);
-    d->hidden = zeros(tokens * m->hidden_size * 4);
+    d->hidden = zeros(tokens * m->hidden_size * 4), d->sampled = zeros(tokens * m->hidden_size * 4);
     d->qkv = zeros(tokens * d->qkv_width * 4);
     d->attended = zeros(tokens * d->q_width * 4);
+    d->gated = zeros(tokens * m->intermediate_size * 4);
     d->scratch = zeros(sizeof(Scratch) * (size_t)d->limits.num_threads);
     d->cache_bytes = (size_t)m->num_layers * d->limits.num_blocks * m->num_kv_heads * cache_block_bytes(m->head_size);
     void *caches = mmap(NULL, d->cache_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     d->caches = caches == MAP_FAILED ? NULL : caches;
-    int there = d->pieces && d->positions && d->slots && d->hidden && d->qkv && d->attended && d->scratch && d->caches;
+    int there = d->pieces && d->sampled_pieces && d->positions && d->slots && d->hidden && d->sampled && d->qkv &&
+                d->attended && d->gated && d->scratch && d->caches;
     for (int32_t i = 0; there && i < d->limits.num_threads; i++) there = make_scratch(&d->scratch[i], d);
-    return there && make_activation(&d->inputs, (int32_t)tokens, larger(m->hidden_size, d->q_width)) &&
-           make_activation(&d->gated, (int32_t)tokens, m->intermediate_size);
+    return there && make_activation(&d->inputs, (int32_t)tokens, widest(d));
 }
 
 static void free_memory(OstinatoDecoder *d) {
     for (int32_t i = 0; d->scratch && i < d->limits.num_threads; i++) {
         Scratch *of = &d->scratch[i];
-        free(of->unpacked), free_activation(&of->own);
-        free(of->attention.queries), free(of->attention.sums), free(of->attention.scales);
+        free_activation(&of->own);
+        free(of->attention.queries), free(of->attention.planes), free(of->attention.sums);
+        free(of->attention.scales), free(of->attention.positions);
         free(of->attention.maxima), free(of->attention.weights);
     }
-    free_activation(&d->inputs), free_activation(&d->gated);
-    free(d->pieces), free(d->positions), free(d->slots), free(d->hidden), free(d->qkv), free(d->attended);
-    free(d->scratch), free(d->layers);
+    free_activation(&d->inputs);
+    free(d->pieces), free(d->sampled_pieces), free(d->positions), free(d->slots), free(d->hidden), free(d->sampled);
+    free(d->qkv), free(d->attended), free(d->gated), free(d->scratch), free(d->layers);
     if (d->caches) munmap(d->caches, d->cache_bytes);
     free(d);
 }
@@ -151,6 +155,7 @@ OstinatoDecoder *ostinato_open(const OstinatoModel *model, const OstinatoLimits 
     d->group = model->num_q_heads / model->num_kv_heads;
     d->q_width = model->num_q_heads * model->head_size, d->kv_width = model->num_kv_heads * model->head_size;
     d->qkv_width = d->q_width + 2 * d->kv_width;
+    d->attention_scale = 1.0f / _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss((float)model->head_size)));
     d->has_amx = amx_is_there();
     int refused = make_memory(d) ? crew_open(&d->crew, limits->num_threads, run_step, d) : 12;
     if (refused) {

@@ -5,14 +5,22 @@
 // No sum hangs on how loops are vectorized, and no instruction is used that processors answer differently: a row's
 // logits are the same bits whatever its neighbours, its chunks, the number of threads, with AMX or without.
 //
-// A matrix [N, K], K % 32 == 0, is cut into tiles of 16 outputs; N is filled up with zeros. A tile is contiguous, tiles
-// follow each other, and each begins at a multiple of 64 bytes:
+// A matrix [N, K], K % 32 == 0, is cut into tiles of 16 outputs; N and K are filled up, K to a multiple of 64, with
+// zeros. Inputs share a scale in groups of n blocks of 64: n is the greatest divisor of K/64 up to 4 (groups.h).
+// A tile is contiguous, tiles follow each other, and each begins at a multiple of 64 bytes:
 //
-//   8 bits   codes [K/32][8][16][4] u8    scales [K/32][16] f16                           fill up to 64 bytes
-//   4 bits   codes [K/32][4][16][4] u8    scales [K/32][16] f16    minima [K/32][16] f16
+//   blocks [K/64]    scales [K/64/n][16] f32
 //
-//   8 bits   byte [g][j][o][i] = code of output o, input 32 g + 4 j + i      weight = scale * (code - 128)
-//   4 bits   its low nibble is that, its high nibble that of j + 4           weight = scale * code + minimum
+// A block of 8 bits, and what one of 4 bits is made before it is multiplied:
+//
+//   codes [16][16][4] u8              byte [j][o][i] = code of output o, input 4 j + i;  weight = scale * (code - 128)
+//
+// so that it is what AMX multiplies at once, and 64 bytes of it what VNNI does. A block of 4 bits:
+//
+//   nibbles [8][16][4] u8             low ones: j of 0 to 7; high ones: j of 8 to 15
+//   steps [2][factor, offset][16] i16, u16    of inputs 0 to 31 and 32 to 63
+//
+//   code = (nibble * factor + offset) / 256, rounded down, in 16 bits without sign
 //
 // gate_up alternates a tile of gate and a tile of up. Tables and biases are plain float32.
 #pragma once
@@ -20,9 +28,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define OSTINATO_X86_VERSION 1  // of these structs and of the layout; kernels.so and the runtime must agree
+#define OSTINATO_X86_VERSION 2  // of these structs and of the layout; kernels.so and the runtime must agree
 #define OSTINATO_BLOCK 32       // tokens of a cache block
-#define OSTINATO_GROUP 32       // inputs that share a scale
+#define OSTINATO_DEPTH 64       // inputs of a block of codes
 #define OSTINATO_TILE 16        // outputs of a tile
 
 typedef struct {

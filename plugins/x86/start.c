@@ -48,6 +48,16 @@ static void lay_out(OstinatoDecoder *d, int32_t row) {
     }
 }
 
+static void find_sampled(OstinatoDecoder *d) {
+    const OstinatoStep *s = &d->step;
+    for (int32_t i = 0, row = 0; i < s->num_sampled; i++) {
+        int32_t token = s->logits_indices[i];
+        if (token < s->query_starts[row]) row = 0;  // they need not be in order
+        while (token >= s->query_starts[row + 1]) row++;
+        d->sampled_pieces[i] = (Piece){row, token, 1, d->positions[token]};
+    }
+}
+
 int32_t ostinato_start(OstinatoDecoder *d, const OstinatoStep *step, char *error, size_t size) {
     const char *wrong = check_counts(d, step);
     for (int32_t row = 0; !wrong && row < step->num_rows; row++) wrong = check_row(d, step, row);
@@ -58,6 +68,7 @@ int32_t ostinato_start(OstinatoDecoder *d, const OstinatoStep *step, char *error
     d->step = *step;
     d->num_pieces = d->has_chunks = 0;
     for (int32_t row = 0; row < step->num_rows; row++) lay_out(d, row);
+    find_sampled(d);
     crew_start(&d->crew);
     return 0;
 }

@@ -1,4 +1,7 @@
+#include <string.h>
+
 #include "amx.h"
+#include "column.h"
 #include "decoder.h"
 #include "product.h"
 
@@ -30,7 +33,7 @@ static Activation prepare(Member me, const Source *source) {
     OstinatoDecoder *d = me.decoder;
     int is_alone = source->count <= ALONE_TOKENS;
     Activation to = is_alone ? me.scratch->own : d->inputs;
-    to.groups = source->width / 32;
+    shape_activation(&to, source->count, source->width);
     if (is_alone) {
         for (int32_t token = 0; token < source->count; token++) prepare_token(&to, source, token, d->model.eps);
         return to;
@@ -47,8 +50,8 @@ static Activation prepare(Member me, const Source *source) {
 static void multiply_all(Member me, const Source *source, const OstinatoMatrix *matrix, Finish finish, float *out) {
     OstinatoDecoder *d = me.decoder;
     Activation by = prepare(me, source);
-    Product product = {matrix, &by, source->count, finish, out, &d->gated, d->has_amx};
-    multiply_share(&d->crew, &product, me.scratch);
+    Product product = {matrix, &by, finish, out, d->has_amx};
+    multiply_share(&d->crew, &product);
     crew_meet(&d->crew);
 }
 
@@ -89,23 +92,25 @@ static void write_token(const OstinatoDecoder *d, int32_t layer, int32_t token, 
 static void write_share(Member me, int32_t layer) {
     OstinatoDecoder *d = me.decoder;
     int32_t heads = d->model.num_kv_heads;
-    for (int32_t unit; (unit = crew_take(&d->crew, 1)) < d->step.num_tokens * heads;) {
-        write_token(d, layer, unit / heads, unit % heads);
+    for (int32_t token; (token = crew_take(&d->crew, 16)) < d->step.num_tokens;) {
+        for (int32_t end = token + 16; token < end && token < d->step.num_tokens; token++) {
+            for (int32_t head = 0; head < heads; head++) write_token(d, layer, token, head);
+        }
     }
     crew_meet(&d->crew);
 }
 
-// Where every row has one token, nobody else's key is waited for: who attends also writes.
-static void attend_share(Member me, int32_t layer) {
+// Of keys and values that are not written, which are one a piece, who attends writes them.
+static void attend_share(Member me, int32_t layer, const Piece *pieces, int32_t num_pieces, int is_written) {
     OstinatoDecoder *d = me.decoder;
     AttentionShape shape = {layer_cache(d, layer), d->model.num_kv_heads, d->group, d->model.head_size,
-                            d->model.sliding_window, 1.0f / _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(d->model.head_size)))};
-    if (d->has_chunks) write_share(me, layer);
-    int32_t heads = d->model.num_kv_heads, count = d->num_pieces * heads, width = d->group * d->model.head_size;
+                            d->model.sliding_window, d->attention_scale, d->has_amx};
+    if (d->has_amx) begin_columns();
+    int32_t heads = d->model.num_kv_heads, count = num_pieces * heads, width = d->group * d->model.head_size;
     for (int32_t unit; (unit = crew_take(&d->crew, 1)) < count;) {
-        const Piece *piece = &d->pieces[d->num_pieces - 1 - unit / heads];  // the longest of a prompt first
+        const Piece *piece = &pieces[num_pieces - 1 - unit / heads];  // the longest of a prompt first
         int32_t head = unit % heads;
-        if (!d->has_chunks) write_token(d, layer, piece->first, head);
+        if (!is_written) write_token(d, layer, piece->first, head);
         AttentionUnit part = {
             .table = d->step.block_tables + (size_t)piece->row * d->step.table_width,
             .first = piece->position,
@@ -118,33 +123,65 @@ static void attend_share(Member me, int32_t layer) {
         };
         attend(&part, &shape, &me.scratch->attention);
     }
+    if (d->has_amx) amx_end();
     crew_meet(&d->crew);
+}
+
+// What comes after attention, for tokens of `attended`, whose state is in `hidden`.
+static void run_rest(Member me, const OstinatoLayer *layer, const Source *attended, float *hidden) {
+    OstinatoDecoder *d = me.decoder;
+    multiply_all(me, attended, &layer->attention_out, ADD, hidden);
+    Source middle = {hidden, d->model.hidden_size, layer->mlp_norm, NULL, attended->count};
+    multiply_all(me, &middle, &layer->gate_up, GATE, d->gated);
+    Source gated = {d->gated, d->model.intermediate_size, NULL, NULL, attended->count};
+    multiply_all(me, &gated, &layer->down, ADD, hidden);
+}
+
+static void multiply_qkv(Member me, int32_t layer) {
+    OstinatoDecoder *d = me.decoder;
+    Source state = {d->hidden, d->model.hidden_size, d->layers[layer].attention_norm, NULL, d->step.num_tokens};
+    multiply_all(me, &state, &d->layers[layer].qkv, STORE, d->qkv);
 }
 
 static void run_layer(Member me, int32_t number) {
     OstinatoDecoder *d = me.decoder;
-    const OstinatoLayer *layer = &d->layers[number];
-    int32_t hidden = d->model.hidden_size, tokens = d->step.num_tokens;
-    Source state = {d->hidden, hidden, layer->attention_norm, NULL, tokens};
-    multiply_all(me, &state, &layer->qkv, STORE, d->qkv);
-    attend_share(me, number);
-    Source attended = {d->attended, d->q_width, NULL, NULL, tokens};
-    multiply_all(me, &attended, &layer->attention_out, ADD, d->hidden);
-    Source middle = {d->hidden, hidden, layer->mlp_norm, NULL, tokens};
-    multiply_all(me, &middle, &layer->gate_up, GATE, NULL);
-    Product down = {&layer->down, &d->gated, tokens, ADD, d->hidden, NULL, d->has_amx};
-    multiply_share(&d->crew, &down, me.scratch);
+    multiply_qkv(me, number);
+    if (d->has_chunks) write_share(me, number);  // else nobody waits for another's key
+    attend_share(me, number, d->pieces, d->num_pieces, d->has_chunks);
+    Source attended = {d->attended, d->q_width, NULL, NULL, d->step.num_tokens};
+    run_rest(me, &d->layers[number], &attended, d->hidden);
+}
+
+// Of tokens that are not sampled the last layer makes keys and values only; what it makes of the others is `sampled`.
+static void run_last_layer(Member me) {
+    OstinatoDecoder *d = me.decoder;
+    const OstinatoStep *step = &d->step;
+    int32_t number = d->model.num_layers - 1, hidden = d->model.hidden_size;
+    multiply_qkv(me, number);
+    write_share(me, number);
+    for (int32_t i; (i = crew_take(&d->crew, 1)) < step->num_sampled;) {
+        const float *from = d->hidden + (size_t)step->logits_indices[i] * hidden;
+        memcpy(d->sampled + (size_t)i * hidden, from, sizeof(float) * (size_t)hidden);
+    }
     crew_meet(&d->crew);
+    if (!step->num_sampled) return;
+    attend_share(me, number, d->sampled_pieces, step->num_sampled, 1);
+    Source attended = {d->attended, d->q_width, NULL, step->logits_indices, step->num_sampled};
+    run_rest(me, &d->layers[number], &attended, d->sampled);
 }
 
 void run_step(void *context, int32_t member) {
     OstinatoDecoder *d = context;
     Member me = {d, &d->scratch[member]};
-    if (d->has_amx) amx_begin();
+    int32_t last = d->model.num_layers - 1, hidden = d->model.hidden_size;
+    Source sampled = {d->hidden, hidden, d->model.final_norm, d->step.logits_indices, d->step.num_sampled};
     embed(me);
-    for (int32_t layer = 0; layer < d->model.num_layers; layer++) run_layer(me, layer);
-    const OstinatoStep *step = &d->step;
-    Source sampled = {d->hidden, d->model.hidden_size, d->model.final_norm, step->logits_indices, step->num_sampled};
-    if (sampled.count) multiply_all(me, &sampled, &d->model.head, STORE, step->logits);
-    if (d->has_amx) amx_end();
+    for (int32_t layer = 0; layer < last; layer++) run_layer(me, layer);
+    if (d->step.num_sampled < d->step.num_tokens) {
+        run_last_layer(me);
+        sampled.from = d->sampled, sampled.tokens = NULL;
+    } else {
+        run_layer(me, last);
+    }
+    if (sampled.count) multiply_all(me, &sampled, &d->model.head, STORE, d->step.logits);
 }

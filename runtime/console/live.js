@@ -89,7 +89,7 @@ export class Live {
       return {
         label: bucket,
         parts: [["live-tokens", live], ["padding", number - live]],
-        text: `${count(number)} · ${percent(padding, tokens + padding)} pad`,
+        text: padding ? `${count(number)} · ${percent(padding, tokens + padding)} pad` : count(number),
       };
     });
     this.steps.show(lines, most);

@@ -44,7 +44,9 @@ def test_switching_a_recipe_back_builds_nothing(llama: Pair, checkpoint: Path, t
 
 def test_a_locked_build_is_that_build_or_none(llama: Pair, checkpoint: Path, tmp_path: Path) -> None:
     out, recipe = llama[1].path, tiny_recipe(checkpoint)
+    shutil.copytree(out, tmp_path / "b")
     built = build(recipe, tmp_path / "b", Silent())
+    assert built.is_reused
     pins = Pins(tmp_path / "tiny.lock.json", lock_of(built.ingredients, built.bundle.manifest))
     assert build(recipe, tmp_path / "b", Silent(), pins=pins).is_reused
     with pytest.raises(BuildError, match="locks another build: recipe is"):
@@ -62,7 +64,9 @@ def test_a_locked_build_is_that_build_or_none(llama: Pair, checkpoint: Path, tmp
     assert out.exists()
 
 
-def test_the_command_locks_and_holds_to_it(llama: Pair, checkpoint: Path, tmp_path: Path) -> None:
+def test_the_command_locks_and_holds_to_it(
+    llama: Pair, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = tmp_path / "tiny.toml"
     limits = "\n".join(f"{key} = {list(v) if isinstance(v, tuple) else v}" for key, v in _limits(llama).items())
     recipe.write_text(f'checkpoint = "{checkpoint}"\ntarget = "cpu"\n[limits]\n{limits}\n')
@@ -72,6 +76,9 @@ def test_the_command_locks_and_holds_to_it(llama: Pair, checkpoint: Path, tmp_pa
         build_command([*argv, "--locked"])
     assert build_command([*argv, "--lock"]) == 0
     lock = read_pins(lock_path(recipe)).lock
+    assert (
+        f"locked in {tmp_path / 'tiny.lock.json'}: identity {lock.identity:.16}, checkpoint " in capsys.readouterr().out
+    )
     assert lock.identity == open_bundle(tmp_path / "b").manifest.identity
     assert lock.checkpoint == ingredients_of(tiny_recipe(checkpoint), checkpoint).checkpoint
     assert build_command([*argv, "--locked"]) == 0

@@ -28,7 +28,8 @@ from ostinato.builder.roofline import attention_traffic, predict_step, sampling_
 from ostinato.builder.shard import weight_slices
 from ostinato.engines.errors import BuildError, RecipeError
 from ostinato.engines.program import DTYPE_BYTES, StepShape
-from ostinato.engines.recipe import COMPUTE_CAPABILITIES, Recipe, recipe_from_table
+from ostinato.engines.recipe import Recipe, recipe_from_table
+from ostinato.engines.targets import TARGETS
 
 LLAMA_3_70B = {
     "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
@@ -239,7 +240,7 @@ def test_a_window_bounds_what_is_read() -> None:
 
 
 def test_every_gpu_can_be_built_for() -> None:
-    assert all(gpu.compute_capability in COMPUTE_CAPABILITIES["trt"] for gpu in GPUS.values())
+    assert all(gpu.compute_capability in TARGETS["trt"].compute_capabilities for gpu in GPUS.values())
     with pytest.raises(RecipeError, match=r"no GPU 'h2000' is known here: give one of b200, h200"):
         gpu_named("h2000")
 

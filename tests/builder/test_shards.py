@@ -81,9 +81,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 @pytest.mark.parametrize(
     ("name", "tensor_parallel", "pipeline_parallel"),
     [
-        ("llama tied", 2, 1),
+        pytest.param("llama tied", 2, 1, marks=only_in_a_soak),
         ("llama tied", 4, 1),  # every KV head on two ranks
-        ("llama tied", 1, 2),
+        pytest.param("llama tied", 1, 2, marks=only_in_a_soak),  # as below, where slices come to it
         ("llama tied", 2, 2),
         ("llama untied, all biases", 2, 2),
         ("mistral window 8", 2, 1),

@@ -15,11 +15,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ostinato.builder import c_compiler
-from ostinato.builder.c_compiler import SOURCES, compile_kernels
+from ostinato.builder.c_compiler import SOURCES
 from ostinato.builder.checkpoint import Checkpoint, weight_sources
 from ostinato.builder.hf_checkpoint import read_hf_folder
 from ostinato.builder.identity import ingredients_of
+from ostinato.builder.kernel_cache import KernelCache
 from ostinato.builder.pipeline import build
 from ostinato.builder.verify import kl_divergence
 from ostinato.builder.weight_codes import WeightCodes
@@ -27,7 +27,7 @@ from ostinato.builder.weights import parameters_of
 from ostinato.builder.x86 import check_model
 from ostinato.engines.bundle import Bundle
 from ostinato.engines.decoder_record import DecoderRecord, Matrix
-from ostinato.engines.errors import BuildError, RecipeError
+from ostinato.engines.errors import BuildError, CheckpointError, RecipeError
 from ostinato.engines.processor import KERNEL_NEEDS, why_no_kernels
 from ostinato.engines.recipe import Recipe
 from ostinato.engines.sizes import Limits
@@ -49,7 +49,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 32}),
 }
 GREEDY = SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True, logprobs=2)  # three blocks
-MAX_KL = 0.004  # nats, of activations and cache in 8 bits: weights are compared as they are stored
+MAX_KL = 0.001  # nats, of a cache in 8 bits most of all: weights are compared as they are stored
 SCHEDULES: tuple[dict[str, Any], ...] = (
     {"max_rows": 8},
     {"max_rows": 8, "num_threads": 1},
@@ -147,6 +147,7 @@ def test_a_token_in_a_chunk_is_a_token_alone_so_that_forced_ones_are_taken_ahead
     for config, jumps in ((RuntimeConfig(), True), (RuntimeConfig(jump_ahead=False), False)):
         with LLM(path, config, progress=False) as llm:
             assert llm._shop.intake.jump_ahead == jumps
+            assert llm._shop.loop.rules.computed_tokens(3, 5, 3) == 5  # nothing is padded
 
 
 @runs_kernels
@@ -207,17 +208,17 @@ def test_the_manifest_says_what_the_bundle_needs_and_lost(tiny: Tiny) -> None:
     assert manifest.hardware == KERNEL_NEEDS
     assert manifest.toolchain["ziglang"][0].isdecimal()
     assert manifest.notes == (
-        "16 weights published as float32 are stored as 8-bit codes with a float16 scale for 32 inputs, which does not "
+        "16 weights published as float32 are stored as bytes with a float32 scale for up to 256 inputs, which does not "
         "hold them exactly",
     )
     assert set(manifest.files) >= {"rank0/decoder.json", "rank0/kernels.so", "rank0/weights.bin"}
     assert manifest.kv_bytes_per_block == 2 * 2 * 2 * 32 * (16 + 4)  # keys and values, layers, heads, slots
 
 
-def test_two_builds_are_the_same_bytes(tiny: Tiny, tmp_path: Path) -> None:
+def test_two_builds_are_the_same_bytes(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = tiny.bundle("qwen3")
     recipe = Recipe("tiny", str(tiny.checkpoint("qwen3")), "x86", "int8", "int8", LIMITS)
-    c_compiler._compiled.cache_clear()
+    monkeypatch.setattr(KernelCache, "fetch", lambda cache, identity: None)  # compile again
     again = build(recipe, tmp_path / "again", Silent())
     assert again.bundle.manifest == first.manifest
     assert build(recipe, tmp_path / "again", Silent()).is_reused
@@ -246,13 +247,14 @@ def test_sizes_that_the_kernels_do_not_know_are_refused(tmp_path: Path, override
         check_model(read_hf_folder(tmp_path / "checkpoint").config.sizes)
 
 
-def test_weights_that_float16_can_not_scale_are_refused_by_name(checkpoint: Checkpoint) -> None:
+def test_weights_that_are_no_numbers_are_refused_by_name(checkpoint: Checkpoint) -> None:
     def read(name: str, part: Any = None) -> NDArray[np.float32]:
-        return checkpoint.read(name, part) * np.float32(1e9)
+        return checkpoint.read(name, part) / np.float32(0)
 
     codes = WeightCodes(dataclasses.replace(checkpoint, read=read), "int8")
-    with pytest.raises(
-        BuildError, match=r"model\.layers\.1\.mlp\.down_proj\.weight is too large for scales in float16"
+    with (
+        np.errstate(divide="ignore"),
+        pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.down_proj\.weight holds NaN or infinity"),
     ):
         codes.read("layers.1.down.weight")
 
@@ -274,31 +276,3 @@ def test_a_change_of_a_kernel_is_another_build(tiny: Tiny, tmp_path: Path, monke
     with (tmp_path / "x86" / "ostinato_x86.h").open("a") as header:
         header.write("// changed\n")
     assert ingredients_of(recipe, checkpoint).identity != before
-
-
-@pytest.mark.parametrize(
-    ("source", "wanted"),
-    [
-        (
-            "int f(void) { return missing + other; }",
-            r"x86 \(exit code 1\): .*error: use of undeclared identifier 'missing'; .*'other'",
-        ),
-        (None, "holds no C file: install ostinato again"),
-    ],
-)
-def test_what_the_compiler_refuses_is_told_in_its_words(tmp_path: Path, source: str | None, wanted: str) -> None:
-    (tmp_path / "x86").mkdir()
-    if source is not None:
-        (tmp_path / "x86" / "a.c").write_text(source)
-    with pytest.raises(BuildError, match=wanted) as caught:
-        compile_kernels(tmp_path, tmp_path / "x86")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "python").write_text("#!/bin/sh\necho '/usr/bin/python: No module named ziglang' >&2\nexit 1\n")
-    (tmp_path / "python").chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    (tmp_path / "a.c").write_text("int a;")
-    with pytest.raises(BuildError, match=r"is not installed: run `pip install 'ostinato\[build\]'`"):
-        compile_kernels(tmp_path, tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.engines.bundle import Bundle, list_files, publish, unfinished_bundle
-from ostinato.engines.decoder_record import Bits, DecoderLayer, DecoderRecord, Matrix
+from ostinato.engines.decoder_record import LAYOUT_VERSION, Bits, DecoderLayer, DecoderRecord, Matrix
 from ostinato.engines.engine_record import EngineInfo, EngineProfile, EngineTensor
 from ostinato.engines.manifest import Manifest, digest_of
 from ostinato.engines.memory_table import Latency, MemoryTable
@@ -79,7 +79,7 @@ def fill_x86(folder: Path) -> None:
     fill(folder, bytes(range(256)) * 8)
     matrices = [Matrix(bits, 96, 64, 64 * place, None) for place, bits in enumerate(_BITS)]
     record = DecoderRecord(
-        layout_version=1,
+        layout_version=LAYOUT_VERSION,
         rms_eps=1e-5,
         rope_rows=96,
         rope_cos=0,

@@ -49,6 +49,7 @@ def test_so_does_one_without_engines(tmp_path: Path) -> None:
         ({"shards": {"tensor_parallel": 0, "pipeline_parallel": 1}}, "shards.tensor_parallel is 0"),
         ({"latency": {"decode 1": {"predicted_ms": "1", "measured_ms": None, "basis": ""}}}, "predicted_ms is '1'"),
         ({"memory": 7}, "memory has other fields than MemoryTable: 7"),
+        ({"target": "tpu"}, "is for target 'tpu', this ostinato knows cpu, x86, rtx, trt: build the bundle again"),
         ({"bos_id": "7"}, "bos_id is '7', wanted int"),
     ],
 )

@@ -109,7 +109,7 @@ def test_what_rtx_can_not_build_is_refused_when_the_recipe_is_read(tmp_path: Pat
 def test_a_missing_file_bad_toml_and_missing_keys_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no recipe at"):
         read_recipe(tmp_path / "none.toml")
-    with pytest.raises(RecipeError, match=r"Is a directory.*give a TOML file"):
+    with pytest.raises(RecipeError, match=r"is a folder, wanted is a recipe: give its TOML file"):
         read_recipe(tmp_path)
     bad = tmp_path / "bad.toml"
     bad.write_text("weights = int8")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.engines.recipe import COMPUTE_CAPABILITIES
+from ostinato.engines.targets import TARGETS
 
 from .found import found_tensorrt
 from .gpu import Gpu
@@ -18,7 +18,7 @@ def test_a_bundle_gives_the_tokens_of_the_cpu(gpu: Gpu, tmp_path: Path, target: 
         pytest.skip(f"no TensorRT for target {target} is here")
     pytest.importorskip("openvino", reason="the CPU target's answers are what is compared with")
     capability = gpu.device.compute_capability
-    if capability not in COMPUTE_CAPABILITIES[target]:
+    if capability not in TARGETS[target].compute_capabilities:
         pytest.skip(f"target {target} is not for GPUs of compute capability {capability}")
     from .bundle_checks import check_bundle
 

@@ -151,6 +151,17 @@ def test_streams_beside_every_bomb_say_what_they_say_alone(server: ToyProcess) -
     assert server.resident_bytes() - before <= LIMITS.grammar_cache_bytes
 
 
+def test_the_first_bombs_of_a_server_find_their_workers_started(tmp_path: Path) -> None:
+    with toy_process(tmp_path, Toy(warms=True)) as server:
+        pid = server.process.pid
+        workers = children(pid)
+        assert len(workers) == NUM_THROWERS  # once it is ready
+        bombs = [dict(asked(spec)) for spec in wave(0, NUM_THROWERS)]
+        check_answered(asyncio.run(throw(server.url, iter(bombs))))
+        assert children(pid) == workers
+        assert server.end() == 0
+
+
 def between(streams: list[tuple[int, Heard]]) -> list[float]:
     return [gap for _, one in streams for gap in np.diff(one.token_times).tolist()]
 

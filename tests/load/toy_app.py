@@ -51,7 +51,10 @@ def serve_toy(folder: Path, port: int, toy: Toy) -> int:
             return plain()
 
         loop.scheduler.plan = plan  # type: ignore[method-assign]
-        return Served(MODEL, Bridge(loop, make_intake(limits), toy_tokenizer(folder), Metrics(), bounds))
+        bridge = Bridge(loop, make_intake(limits), toy_tokenizer(folder), Metrics(), bounds)
+        if toy.warms:
+            bridge.grammars.warm()
+        return Served(MODEL, bridge)
 
     bounds = ServeLimits(drain_seconds=toy.drain_seconds, max_waiting=toy.max_waiting, body_seconds=toy.body_seconds)
     try:

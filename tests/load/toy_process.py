@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Toy:
-    """What kind of server. A step takes `step_seconds`, so that its capacity is known; `dies_at` is a step's number."""
+    """What kind of server. A step takes `step_seconds`, so that its capacity is known; `dies_at` is a step's number.
+    `warms`: as the real one, it has its workers for grammars before anybody asks.
+    """
 
     step_seconds: float = 0.0
     max_rows: int = 8
@@ -32,6 +34,7 @@ class Toy:
     body_seconds: float = 30.0
     dies_at: int = 0
     fails_to_load: bool = False
+    warms: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ostinato.runtime.metrics import Metrics
 from ostinato.runtime.pages import NULL_BLOCK
 from ostinato.runtime.request import Request, SamplingParams
 from ostinato.runtime.step_log import StepRecord
-from tests.fakes import Desk, PosLM, make_limits, make_request
+from tests.fakes import Desk, PosLM, bucket_rules, make_limits, make_request
 from tests.http_calls import LIMITS
 from tests.scheduling import VOCAB, prompt_of
 from tests.serving import VOCAB_SIZE, GatedLM, Running, await_true, serving
@@ -140,7 +140,7 @@ def test_run_lengths_say_every_map() -> None:
 
 def test_steps_by_bucket() -> None:
     steps = [
-        StepRecord(number, StepTimes(3, tokens, 3, *[0.0] * 8), bucket)
+        StepRecord(number, StepTimes(3, tokens, 3, *[0.0] * 8), bucket, bucket)
         for number, (tokens, bucket) in enumerate([(3, 4), (4, 4), (7, 8)])
     ]
     assert steps_json(steps) == {
@@ -228,7 +228,7 @@ class LookedAt:
 
     def __init__(self, view: EngineView) -> None:
         self.bridge = self
-        self.ledger, self.latencies = Ledger(Metrics(), LIMITS), Latencies()
+        self.ledger, self.latencies = Ledger(Metrics(), LIMITS, bucket_rules(LIMITS)), Latencies()
         self.num_looks = 0
         self.is_bad = False
         self._view = view

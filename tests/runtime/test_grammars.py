@@ -155,7 +155,7 @@ def test_a_trial_gives_way_and_ends_with_its_worker_and_that_with_its_server(tmp
         process = trial._process
         assert process.stdin is not None
         source = source_of(BOMBS["a large prime"], PATIENT)
-        process.stdin.write(json.dumps(source._asdict()).encode() + b"\n")
+        process.stdin.write(json.dumps({**source._asdict(), "seconds": 1.5}).encode() + b"\n")
         process.stdin.flush()
         await_true(lambda: bool(forks_of(process)), "it did not fork")
         (fork,) = forks_of(process)

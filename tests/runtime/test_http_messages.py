@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,9 +15,9 @@ from ostinato.runtime.serve_limits import ServeLimits
 from tests.fakes import PosLM
 from tests.http_calls import LIMITS
 from tests.raw_http import connect, exchange, is_closed, post, read_reply, send
-from tests.serving import ANY_PORTS, MODEL, VOCAB_SIZE, Running, serving
+from tests.serving import ANY_PORTS, MODEL, PATIENCE_SECONDS, VOCAB_SIZE, Running, serving
 
-HEAD_SECONDS = 0.5
+HEAD_SECONDS = UNREAD_SECONDS = 0.5
 BODY = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 3, "temperature": 0}).encode()
 HEALTH = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 CHUNKED = "transfer-encoding: chunked"
@@ -23,7 +25,7 @@ CHUNKED = "transfer-encoding: chunked"
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    config = replace(ANY_PORTS, limits=ServeLimits(head_seconds=HEAD_SECONDS))
+    config = replace(ANY_PORTS, limits=ServeLimits(head_seconds=HEAD_SECONDS, unread_seconds=UNREAD_SECONDS))
     with serving(tmp_path_factory.mktemp("toy"), LIMITS, PosLM(LIMITS, VOCAB_SIZE), config=config) as server:
         yield server
 
@@ -143,3 +145,31 @@ def test_line_ends_between_requests_hold_no_connection(running: Running) -> None
         reply = read_reply(connection)
         assert reply is not None
         assert reply.status == 200
+
+
+@pytest.mark.parametrize("coding", ["chunked", "Chunked ", "gzip, chunked", "x, Chunked"])
+def test_a_body_is_plain_or_chunked_and_nothing_else(running: Running, coding: str) -> None:
+    reply = exchange(running.url, chunked().replace(CHUNKED.encode(), f"transfer-encoding: {coding}".encode()))
+    assert reply is not None
+    assert reply.status == (400 if "," in coding else 200)
+    if "," in coding:
+        assert f"the transfer coding '{coding}' is not known here" in reply.error()["message"]
+        assert reply.is_closed
+
+
+def test_answers_that_nobody_reads_hold_no_connection(running: Running) -> None:
+    """The first fill what the system takes, the others wait for it."""
+    ask = b"GET /openapi.json HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    num_asked, num_bytes = 200, 0
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(PATIENCE_SECONDS)
+        connection.connect(("127.0.0.1", int(running.url.rpartition(":")[2])))
+        send(connection, ask * num_asked)
+        time.sleep(4 * UNREAD_SECONDS)
+        with contextlib.suppress(ConnectionError):
+            while part := connection.recv(2**16):
+                num_bytes += len(part)
+    whole = exchange(running.url, ask)
+    assert whole is not None
+    assert num_bytes < num_asked * len(whole.body)

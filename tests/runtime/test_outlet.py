@@ -36,7 +36,7 @@ def test_a_delta_goes_out_at_once_only_if_nothing_is_on_its_way() -> None:
         may_go_on = asyncio.Event()
 
         async def reader() -> None:
-            async for batch in stream.batches():
+            while (batch := await stream.batch()) is not None:
                 read.append([delta.text for _, delta in batch])
                 await may_go_on.wait()
 

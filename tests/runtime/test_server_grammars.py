@@ -15,6 +15,7 @@ import pytest
 from ostinato.runtime.grammar_guide import GrammarGuide
 from ostinato.runtime.grammar_source import Source
 from ostinato.runtime.grammar_trial import Trial, Tried
+from ostinato.runtime.grammars import NUM_WORKERS
 from tests.fakes import PosLM
 from tests.grammars import PATIENT, LateLM
 from tests.http_calls import LIMITS, chat, complete, error_of, payloads
@@ -157,15 +158,16 @@ def test_others_go_on_while_a_grammar_is_tried_out(tmp_path: Path, monkeypatch: 
     has_moved = threading.Event()
     run = Trial.run
 
-    def slow(trial: Trial, source: Source) -> Tried:
+    def slow(trial: Trial, source: Source, seconds: float) -> Tried:
         assert has_moved.wait(PATIENCE_SECONDS), "the stream stood still"
-        return run(trial, source)
+        return run(trial, source, seconds)
 
     monkeypatch.setattr(Trial, "run", slow)
     gated = GatedLM(PosLM(LIMITS, VOCAB_SIZE))
     bomb = {"type": "integer", "multipleOf": 999_983}
     answers: list[httpx.Response] = []
     with serving(tmp_path, LIMITS, gated, config=ANY_PORTS) as running, running.client() as client:
+        running.bridge.grammars.warm()  # a start would take a part of the bomb's time
 
         def throw() -> None:
             with running.client() as own:
@@ -188,15 +190,16 @@ def test_others_go_on_while_a_grammar_is_tried_out(tmp_path: Path, monkeypatch: 
             last = [line for line in lines if line.startswith("data: {")][-1]
         usage = json.loads(last.removeprefix("data: "))["usage"]
         assert usage["completion_tokens"] == 40
-        error = error_of(answers[0], 400)
-        assert (error["param"], error["code"]) == ("response_format", "unsupported_schema")
+        assert answers[0].status_code in (400, 429)  # on a machine that leaves a trial no processor, it may come again
+        error = error_of(answers[0], answers[0].status_code)
+        assert error["code"] in ("unsupported_schema", "grammars_busy")
         running.await_idle()
 
 
-def test_a_worker_may_start_before_anybody_asks(tmp_path: Path) -> None:
+def test_workers_may_start_before_anybody_asks(tmp_path: Path) -> None:
     with serving(tmp_path, LIMITS, PosLM(LIMITS, VOCAB_SIZE), config=CONFIG) as running, running.client() as client:
         grammars = running.bridge.grammars
         grammars.warm()
-        await_true(lambda: grammars.num_idle == 1, "no worker came")
+        assert grammars.num_idle == NUM_WORKERS
         assert complete(client, structured_outputs={"choice": ["yes"]}, max_tokens=9).status_code == 200
-        await_true(lambda: grammars.num_idle == 1, "the worker did not come back")
+        await_true(lambda: grammars.num_idle == NUM_WORKERS, "the worker did not come back")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from itertools import pairwise
 
-from ostinato.runtime.critical_path import SPANS, CriticalPath
+from ostinato.runtime.critical_path import SPANS, CriticalPath, seconds_by_span
 from ostinato.runtime.timeline import LoopClock, Stage, Timeline
 
 
@@ -45,9 +45,14 @@ def test_a_request_is_charged_what_the_loop_did_at_each_of_its_stages() -> None:
     clock.enter("commit")
     time.at(13)
     queue, prefill, decode = timeline.cut(clock.snap())
-    assert tuple(queue) == (Stage.QUEUE, 101, 104, {"slots": 2, "blocks": 1})
-    assert tuple(prefill) == (Stage.PREFILL, 104, 110, {"plan": 1, "launch": 1.5, "grammar": 0.5, "wait": 3})
-    assert tuple(decode) == (Stage.DECODE, 110, 113, {"wait": 1, "commit": 2})
+    assert [(cut.stage, cut.began_at, cut.ended_at) for cut in (queue, prefill, decode)] == [
+        (Stage.QUEUE, 101, 104),
+        (Stage.PREFILL, 104, 110),
+        (Stage.DECODE, 110, 113),
+    ]
+    assert queue.spans == {"slots": 2, "blocks": 1}
+    assert prefill.spans == {"plan": 1, "launch": 1.5, "grammar": 0.5, "wait": 3}
+    assert decode.spans == {"wait": 1, "commit": 2}
 
 
 def test_a_cut_leaves_out_what_came_after_it() -> None:
@@ -98,6 +103,13 @@ def test_a_path_goes_through_the_loop_and_what_overlaps_is_not_in_the_sum() -> N
     }  # fmt: skip
     assert sum(spans.values()) == path.seconds == 16
     assert list(spans) == [name for name in SPANS if name in spans]
+    other = CriticalPath(time)
+    with other.span("parse"):
+        time.at(17)
+    other.end()
+    totals = {name: seconds.tolist() for name, seconds in seconds_by_span([path, other, path]).items()}
+    both = {name: [seconds, seconds] for name, seconds in spans.items()}
+    assert totals == both | {"parse": [2, 1, 2]}
     edges = [(piece.began_at, piece.ended_at) for piece in path.pieces]
     assert all(end == start for (_, end), (start, _) in pairwise(edges))
 

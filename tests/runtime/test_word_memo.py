@@ -57,7 +57,32 @@ def split(pattern: str) -> dict[str, Any]:
 
 def texts(seed: int, count: int) -> list[str]:
     source = random.Random(seed)
-    return ["".join(source.choices(PARTS, k=source.randrange(60))) for _ in range(count)]
+    return [source.choice(("", " ")).join(source.choices(PARTS, k=source.randrange(60))) for _ in range(count)]
+
+
+def sentences(seed: int, count: int) -> list[str]:
+    """Most of them are cut at spaces once their words were met."""
+    source = random.Random(seed)
+    words = (
+        "the",
+        "Word",
+        "don't",
+        "x,y",
+        "end.",
+        "end!?",
+        "(so)",
+        "a<|im_end|>b",
+        "I'LL",
+        "naïve",
+        "12.5",
+        "n\tm",
+        "",
+    )
+    return [
+        f"{source.choice(PARTS)}{' '.join(source.choices(words, weights=[9] * 10 + [1] * 3, k=source.randrange(30)))}"
+        f"{source.choice(PARTS)}"
+        for _ in range(count)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["smollm", "llama", "qwen"])
@@ -74,7 +99,7 @@ def test_the_ids_of_a_text_are_the_library_s(table: dict[str, Any], kind: str) -
         return ids
 
     memo = WordMemo(encode)
-    for text in texts(1, 3000):
+    for text in (*texts(1, 3000), *sentences(2, 1000)):
         assert memo.encode(text) == encode(text), repr(text)
 
 
@@ -88,6 +113,8 @@ def test_what_may_join_words_gets_no_memo(table: dict[str, Any]) -> None:
         {"model": table["model"] | {"type": "Unigram"}},
         {"added_tokens": [{"id": 0, "content": "New York", "rstrip": False}]},
         {"added_tokens": [{"id": 0, "content": "word", "rstrip": True}]},
+        {"added_tokens": [{"id": 0, "content": ". A", "rstrip": False}]},
+        {"added_tokens": [{"id": 0, "content": "<x>.", "rstrip": True}]},
         {"added_tokens": [{"id": 0, "content": "<mask>", "single_word": True}]},  # none in "a<mask>"
         {"added_tokens": [{"id": 0, "content": "a\u037eb", "normalized": True}]},  # in NFC: a;b
     ):
@@ -107,6 +134,7 @@ def test_words_are_forgotten_before_there_are_too_many(monkeypatch: pytest.Monke
         text = " ".join(f"w{chr(97 + (number + place) % 26)}" for place in range(10)) + f" {'long' * 20}"
         assert memo.encode(text) == list(text.encode())
         assert len(memo._known) <= 20
+        assert len(memo._parts) <= 20
     del asked[:]
     for _ in range(3):
         memo.encode("one two three")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,16 @@ SHAPES = {
     "window": Shape(sliding_window=40),
     "biases, norms of heads, own head": Shape(has_bias=True, has_qk_norm=True, is_tied=False),
     "eight bits": Shape(bits=8, is_tied=False),
+    "many groups": Shape(hidden_size=320, intermediate_size=672),
 }
 LENGTHS = (1, 70, 33, 5, 90)
 # Steps of (row, tokens): whole prompts together; alone, one token at a time; chunks beside decoding rows.
 TOGETHER = [[(1, 67), (2, 30), (3, 2), (4, 87)], *([[(1, 1), (2, 1), (3, 1), (4, 1)]] * 3)]
 CHUNKS = [[(4, 40), (1, 1)], [(1, 31), (4, 9), (2, 12)], [(1, 38), (2, 21), (3, 5), (4, 8), (0, 1)], [(4, 33)]]
+
+
+def _all_tokens(count: int) -> I32:
+    return np.arange(count, dtype=np.int32)
 
 
 class _Rank:
@@ -64,8 +69,10 @@ class _Rank:
     def open(self, num_threads: int = 2, limits: Limits = LIMITS) -> X86Decoder:
         return X86Decoder(self.folder, self.shape.sizes, limits, num_threads)
 
-    def logits(self, steps: Sequence[Sequence[tuple[int, int]]], num_threads: int) -> dict[tuple[int, int], F32]:
-        """By (row, position), of every token of these steps; each row begins with none cached."""
+    def logits(
+        self, steps: Sequence[Sequence[tuple[int, int]]], num_threads: int, choose: Callable[[int], I32] = _all_tokens
+    ) -> dict[tuple[int, int], F32]:
+        """By (row, position), of the tokens that `choose` takes of each step; each row begins with none cached."""
         decoder, found = self.open(num_threads), dict[tuple[int, int], F32]()
         done = [0] * len(self.rows)
         tables = np.random.default_rng(num_threads).permutation(np.arange(1, 24)).astype(np.int32)[:20].reshape(5, 4)
@@ -74,11 +81,11 @@ class _Rank:
             ids = np.concatenate([self.rows[row][done[row] : done[row] + count] for row, count in step])
             starts = np.cumsum([0, *(count for _, count in step)]).astype(np.int32)
             contexts = np.array([done[row] for row, _ in step], np.int32)
-            indices = np.arange(len(ids), dtype=np.int32)
+            indices = choose(len(ids))
             decoder.start((ids, starts, contexts, tables[[row for row, _ in step]], indices), out)
             decoder.wait()
             places = [(row, done[row] + number) for row, count in step for number in range(count)]
-            found |= dict(zip(places, out, strict=False))
+            found |= dict(zip([places[index] for index in indices], out, strict=False))
             for row, count in step:
                 done[row] += count
         decoder.close()
@@ -95,8 +102,8 @@ def test_logits_are_those_of_numpy_and_the_same_bits_in_any_company(rank: _Rank)
     together = rank.logits(TOGETHER, 2)
     wanted = [rank.decoder.logits(row) for row in rank.rows]
     errors = [np.abs(found - wanted[row][place]) for (row, place), found in together.items()]
-    # A number at the border of two codes may take either: few do, and then a row's logits move by a little.
-    assert np.quantile(errors, 0.2) < 1e-5
+    # A number at the border of two codes may take either: of 16 bits many do and move little, of the cache few do.
+    assert np.quantile(errors, 0.2) < 1e-4
     assert np.median(errors) < 0.01
     assert np.max(errors) < 0.5
     for steps, num_threads in ((TOGETHER, 1), (TOGETHER, 3), (CHUNKS, 2), (CHUNKS, 1)):
@@ -104,6 +111,21 @@ def test_logits_are_those_of_numpy_and_the_same_bits_in_any_company(rank: _Rank)
             assert place not in together or np.array_equal(found, together[place]), (place, num_threads)
     alone = rank.logits([[(1, 1)]] * 40, 2)
     assert all(np.array_equal(found, together[place]) for place, found in alone.items())
+
+
+@pytest.mark.parametrize("rank", ["plain", "eight query heads a kv head", "window"], indirect=True)
+def test_tokens_that_are_not_sampled_leave_their_keys_and_change_nothing(rank: _Rank) -> None:
+    """Some tokens or none are, in any order and some twice: fewer than there are."""
+    for steps in (TOGETHER, CHUNKS):
+        whole, rng = rank.logits(steps, 2), np.random.default_rng(3)
+
+        def some(count: int, rng: np.random.Generator = rng) -> I32:
+            return rng.integers(0, count, rng.integers(0, count)).astype(np.int32)
+
+        for num_threads in (1, 2, 3):
+            found = rank.logits(steps, num_threads, some)
+            assert len(found) > 20
+            assert all(np.array_equal(logits, whole[place]) for place, logits in found.items())
 
 
 def _arrays(*arrays: Any) -> list[I32]:

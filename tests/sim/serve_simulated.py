@@ -11,7 +11,7 @@ from unittest import mock
 
 from ostinato.engines.bundle import open_bundle
 from ostinato.engines.errors import OstinatoError
-from ostinato.engines.recipe import GPU_TARGETS
+from ostinato.engines.targets import GPU_TARGETS
 from ostinato.runtime import ranks
 from ostinato.runtime.config import add_arguments, config_from_args
 from ostinato.runtime.libraries import REAL

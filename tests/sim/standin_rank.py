@@ -73,7 +73,7 @@ class StandInExecutor:
         self._setup, self._links, self._mishap = setup, links, setup.parts.arguments[0]
         stages = setup.shards.pipeline_parallel
         count = num_in_flight(setup.shards)
-        self.rules = StepRules((0,) * (_ROWS + 1), count, feeds_tokens=stages == 1, keeps_state=True)
+        self.rules = StepRules((0,) * (_ROWS + 1), num_in_flight=count, feeds_tokens=stages == 1, keeps_state=True)
         self.trouble: str | None = None
         self.coverage = None
         self._driver: SimDriver = libraries.driver
