@@ -23,9 +23,12 @@ HF_FOLDER = PEERS / "model" / "hf"
 GGUF = ALL_PEERS["llamacpp"].model
 NICE = ["nice", "-n", "10"]
 CUDA_ONLY = ["torchvision", "torchaudio", "torchcodec"]  # pulled in, but built for CUDA's torch: they break imports
+# GCC 12 drops the tile configuration of llama.cpp's AMX kernels, which then die of an illegal instruction.
+_NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 BUILD_ENVIRONMENT = {
-    "CMAKE_ARGS": "-DLLAVA_BUILD=OFF",
+    "CMAKE_ARGS": f"-DLLAVA_BUILD=OFF '-DCMAKE_C_FLAGS={_NO_AMX}' '-DCMAKE_CXX_FLAGS={_NO_AMX}'",
     "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1),
+    "PIP_NO_CACHE_DIR": "1",  # where a wheel may lie that was compiled with other options
 }  # llama.cpp compiles
 
 
@@ -61,8 +64,9 @@ def _timed(what: str, result: Path, make: object) -> None:
 
 
 def _marker(engine: Engine) -> Path:
-    """Named after the pins, so that changed pins are installed again."""
-    digest = hashlib.sha256(requirements(engine).read_bytes()).hexdigest()
+    """Named after the pins and how peers are compiled: what is changed is installed again."""
+    made_of = requirements(engine).read_bytes() + BUILD_ENVIRONMENT["CMAKE_ARGS"].encode()
+    digest = hashlib.sha256(made_of).hexdigest()
     return engine.environment / f".ready-{digest[:16]}"
 
 

@@ -20,6 +20,7 @@ from ostinato.plugins.x86_pack import F32, SHARE, U8, ZERO_CODE, Bytes, Nibbles,
 
 _TOP_BYTE, _TOP_NIBBLE = 127, 15
 _PARTS = 256  # of a byte's step, in which nibbles' steps are counted
+_ROWS = 1024  # of a matrix at a time, in float64
 _LEAST = np.finfo(np.float32).tiny  # a smaller scale would hold fewer digits: such weights are nothing
 
 
@@ -45,6 +46,10 @@ def byte_codes(weight: F32) -> Bytes:
 
 def step_codes(weight: F32) -> StepCodes:
     """The nearest 4-bit codes of a finite weight [N, K], between the least and the largest of 32 inputs."""
+    return stacked(_step_codes(weight[begin : begin + _ROWS]) for begin in range(0, len(weight), _ROWS))
+
+
+def _step_codes(weight: F32) -> StepCodes:
     shares = weight.reshape(len(weight), -1, SHARE).astype(np.float64)  # in which no difference is too large
     minima = shares.min(axis=2)
     steps = ((shares.max(axis=2) - minima) / _TOP_NIBBLE).astype(np.float32)

@@ -11,11 +11,19 @@ OUTLET = "outlet"  # in the state of an ASGI scope
 
 
 class Outlet:
-    """One request's. `leavers` are the connection's: what to do when it is lost."""
+    """One request's. `leavers` are the connection's: what to do when it is lost. So is `whose_turn`: whose answer is
+    made, or was last.
+    """
 
-    def __init__(self, cycle: RequestResponseCycle, leavers: set[Callable[[], None]]) -> None:
+    def __init__(
+        self,
+        cycle: RequestResponseCycle,
+        leavers: set[Callable[[], None]],
+        whose_turn: Callable[[], RequestResponseCycle | None],
+    ) -> None:
         self.transport: asyncio.Transport = cycle.transport
         self._cycle = cycle
+        self._whose_turn = whose_turn
         self._flow = cycle.flow
         self._leavers = leavers
 
@@ -28,6 +36,11 @@ class Outlet:
     def unwatch(self, leave: Callable[[], None]) -> None:
         """It is not called any more."""
         self._leavers.discard(leave)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether another answer's turn has come: what is unread may then be its."""
+        return self._whose_turn() is not self._cycle
 
     def take_body(self) -> bytes | None:
         """The request's body if all of it is here, and small; it then is nowhere else."""

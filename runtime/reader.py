@@ -18,7 +18,7 @@ class Reader:
     def __init__(self, stream: Stream, send: Send, outlet: Outlet) -> None:
         self._stream = stream
         self._send = send
-        self._transport = outlet.transport
+        self._outlet, self._transport = outlet, outlet.transport
         self._seconds = stream.limits.unread_seconds
         stream.drop = self.drop
 
@@ -34,14 +34,16 @@ class Reader:
             timer.cancel()
 
     async def flush(self) -> None:
-        """Wait until the system has taken all that was sent: only then the answer is out."""
-        transport = self._transport
+        """Wait until the system has taken all that was sent: only then the answer is out. That can't be told any more
+        once another answer follows on the connection, which then looks after its reader.
+        """
+        transport, outlet = self._transport, self._outlet
         if not transport.get_write_buffer_size():
             return
         with self._stream.call.span("write"):
             timer = asyncio.get_running_loop().call_later(self._seconds, self.drop)
             pause, longest = _LOOK_SECONDS
-            while transport.get_write_buffer_size() and not transport.is_closing():
+            while transport.get_write_buffer_size() and not (transport.is_closing() or outlet.is_followed):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, longest)
             timer.cancel()

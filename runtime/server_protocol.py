@@ -67,10 +67,14 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop_timer()
         if self._unread_timer is not None:
             self._unread_timer.cancel()
-        if self._answered is not None and not self._answered.response_complete:  # uvicorn tells the newest alone
+        self._end_answer()
+        super().connection_lost(exc)
+
+    def _end_answer(self) -> None:
+        """Nobody will get it. uvicorn tells the newest alone, and only once the connection is lost."""
+        if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
-        super().connection_lost(exc)
         for leave in tuple(self._leavers):
             leave()
 
@@ -143,7 +147,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._is_in_head, self._is_in_body = False, True
         self._due = self._limits.body_seconds + _GRACE_SECONDS, self._body_is_late
         super().on_headers_complete()
-        self.scope["state"][OUTLET] = Outlet(self.cycle, self._leavers)
+        self.scope["state"][OUTLET] = Outlet(self.cycle, self._leavers, self._whose_turn)
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
@@ -154,6 +158,9 @@ class BoundedHttp(HttpToolsProtocol):
         if cycle.scope["http_version"] != "1.1":
             app = Unchunked(app, cycle)
         super()._start_asgi_task(cycle, app)
+
+    def _whose_turn(self) -> RequestResponseCycle | None:
+        return self._answered
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -167,17 +174,20 @@ class BoundedHttp(HttpToolsProtocol):
         self._watch_unread()
 
     def _watch_unread(self) -> None:
-        """See that an answer is read that was written whole: until it is, even a closed connection stays."""
-        size = self.transport.get_write_buffer_size()
-        if size and self._unread_timer is None:
+        """See that answers are read that were written whole: until they are, even a closed connection stays. A new one
+        has its own time; if nobody reads, there are only as many as the system takes.
+        """
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+        if size := self.transport.get_write_buffer_size():
             self._unread_timer = self.loop.call_later(self._limits.unread_seconds, self._look_at_unread, size)
 
     def _look_at_unread(self, size: int) -> None:
-        self._unread_timer = None
-        if self.transport.get_write_buffer_size() > size // 2:  # by then half of it could be gone
+        # By then half of it could be gone. While an answer is made nothing can be told, and its Reader looks.
+        if not self._leavers and self.transport.get_write_buffer_size() > size // 2:
             self.transport.abort()
-        else:
-            self._watch_unread()
+        self._watch_unread()
 
     def _check_head(self) -> None:
         """What is raised here ends the parser's work."""
@@ -225,7 +235,9 @@ class BoundedHttp(HttpToolsProtocol):
                 *([f"retry-after: {error.retry_seconds}"] if error.status == 503 else []),
             ]
             self.transport.write("\r\n".join([*head, "", ""]).encode("ascii") + body)
+        self._end_answer()
         self.transport.close()
+        self._watch_unread()
 
     def _set_timer(self) -> None:
         """To what is due now, or to nothing."""

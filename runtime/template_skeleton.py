@@ -12,9 +12,11 @@ from typing import Any
 
 from jinja2 import nodes
 
+from .template_sandbox import MAX_TEXT_CHARS
+
 _MAX_KEPT = 256
 _MAX_MESSAGES = 64
-_MAX_CHARS = 2**16  # of texts; more than that costs its time anyhow, and may be past the sandbox's bounds
+_MAX_CHARS = 2**16  # of texts; more than that costs its time anyhow
 _MARK = "\ue000"  # a private character
 _MARKED = re.compile(f"{_MARK}([0-9]+){_MARK}")
 _FIELDS = {"role", "content"}
@@ -32,7 +34,9 @@ class Skeletons:
         self._kept: dict[tuple[bool, tuple[str, ...]], Sequence[str | int]] = {}
 
     def fill(self, messages: Sequence[Message], add_generation_prompt: bool) -> str | None:
-        """The prompt; None for many messages, or some with more than a role and a text. Raises what `render` does."""
+        """The prompt. None for many messages, for some with more than a role and a text, and for a longer prompt than
+        the sandbox allows. Raises what `render` does.
+        """
         if len(messages) > _MAX_MESSAGES or not all(map(_is_plain, messages)):
             return None
         if sum([len(message["content"]) for message in messages]) > _MAX_CHARS:
@@ -45,7 +49,8 @@ class Skeletons:
             if len(self._kept) >= _MAX_KEPT:
                 self._kept = {}  # who reads the old one may go on
             self._kept[key] = skeleton
-        return "".join([part if isinstance(part, str) else messages[part]["content"] for part in skeleton])
+        text = "".join([part if isinstance(part, str) else messages[part]["content"] for part in skeleton])
+        return text if len(text) <= MAX_TEXT_CHARS else None
 
     def _made(self, add_generation_prompt: bool, roles: Sequence[str]) -> Sequence[str | int]:
         marked = [{"role": role, "content": f"{_MARK}{number}{_MARK}"} for number, role in enumerate(roles)]

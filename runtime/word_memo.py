@@ -18,7 +18,7 @@ _MAX_WORD_CHARS = 64
 _MAX_WORDS = 2**15  # some 10 MB; of a hostile caller's choosing 60
 _MAX_NEW = 16  # words that one text may bring: each costs more alone than in its text
 _words_of = re.compile(r"(?:[^A-Za-z]*+[A-Za-z]++)+?(?=[ ,.;:!?)<\n]|\Z)|.+", re.DOTALL).findall
-_CUT = re.compile(r"[A-Za-z][ ,.;:!?)<\n]|[,.;:!?)] [A-Za-z]")
+_CUT = re.compile(r"[A-Za-z][ ,.;:!?)<\n]|[,.;:!?)] (?:[A-Za-z]|\Z)")  # in an added token, which a letter may follow
 _ends_in_cut = re.compile(r"[A-Za-z,.;:!?)]\Z").search
 _is_part = re.compile(r"[A-Za-z](?:[^ ]{,62}[A-Za-z,.;:!?)])?").fullmatch  # of a text cut at spaces
 
@@ -101,12 +101,14 @@ def _ends_words(pre_tokenizer: Mapping[str, Any] | None) -> bool:
     if pre_tokenizer is None:
         return False
     steps = pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
-    ends = False
+    ends = is_mapped = False
     for step in steps:
         is_bytes = step["type"] == "ByteLevel" and not step["add_prefix_space"]
         if not (is_bytes or step["type"] == "Digits" or step in _KNOWN_SPLITS):
             return False
-        ends = ends or step in _KNOWN_SPLITS or (is_bytes and step.get("use_regex", True))
+        if not is_mapped:  # then a space is written as a letter, and ends no word
+            ends = ends or step in _KNOWN_SPLITS or (is_bytes and step.get("use_regex", True))
+        is_mapped = is_mapped or is_bytes
     return ends
 
 

@@ -5,7 +5,6 @@
 #include "inline.h"
 
 #define TOP 32512.0f   // 127 * 256: the largest number whose high byte, rounded, is one
-#define LEAST 1e-30f  // below, TOP divided by it might not be a number
 
 // x, or x * factor * weight where there is a weight.
 INLINE __m512 sixteen(const float *x, const float *weight, __m512 factor, int32_t at) {

@@ -32,7 +32,7 @@ static float quantize_head(const float *x, int32_t head_size, int8_t *codes) {
 }
 
 void write_cache(CacheBlock block, int32_t offset, const float *key, const float *value, int32_t head_size) {
-    int8_t codes[256];
+    int8_t codes[MOST_HEAD_SIZE];
     block.key_scales[offset] = quantize_head(key, head_size, codes);
     for (int32_t i = 0; i < head_size; i += 2) memcpy(block.keys + (i / 2 * OSTINATO_BLOCK + offset) * 2, codes + i, 2);
     block.value_scales[offset] = quantize_head(value, head_size, codes);

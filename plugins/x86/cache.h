@@ -9,8 +9,6 @@
 
 enum { MOST_HEAD_SIZE = 256 };
 
-#define LEAST 1e-30f  // numbers that are all below are nothing: what 32767 is divided by must not be too small
-
 // A block of one KV head is contiguous: keys [D/2][32][2], values [16][D][2], key scales [32], value scales [32]. Two
 // inputs of each of 16 keys, or two keys' number of each of 16 of D, are what one instruction takes.
 typedef struct {

@@ -205,11 +205,12 @@ INLINE __m512 sum_weights(int is_whole, const Column *column, const Block *block
 // Four keys' codes of 16 bits as their high and their low bytes.
 INLINE void split(const float (*scores)[16], __m512 factor, uint32_t *high, uint32_t *low) {
     const __mmask64 odd_bytes = 0xaaaaaaaaaaaaaaaa;
+    const __mmask32 odd_halves = 0xaaaaaaaa;
     __m512i codes[4];
     UNROLLED
     for (int i = 0; i < 4; i++) codes[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(scores[i]), factor));
-    __m512i even = _mm512_or_si512(codes[0], _mm512_slli_epi32(codes[2], 16));
-    __m512i odd = _mm512_or_si512(codes[1], _mm512_slli_epi32(codes[3], 16));
+    __m512i even = _mm512_mask_mov_epi16(codes[0], odd_halves, _mm512_slli_epi32(codes[2], 16));
+    __m512i odd = _mm512_mask_mov_epi16(codes[1], odd_halves, _mm512_slli_epi32(codes[3], 16));
     _mm512_store_si512(low, _mm512_mask_mov_epi8(even, odd_bytes, _mm512_slli_epi32(odd, 8)));
     _mm512_store_si512(high, _mm512_mask_mov_epi8(_mm512_srli_epi32(even, 8), odd_bytes, odd));
 }

@@ -25,7 +25,7 @@ typedef struct {
 // Tile registers as attend_column wants them; amx_end when done.
 void begin_columns(void);
 
-// A block of the cache, turned. Past the head's end keys hold what lies behind them in it: queries are 0 there.
+// A block of the cache, turned. Past the head's end keys hold anything: queries are 0 there.
 void turn_block(CacheBlock from, int32_t head_size, Block *to);
 
 void attend_column(const Column *column, const Block *block, int32_t head_size);

@@ -13,9 +13,10 @@ typedef struct {
     AttentionScratch attention;
 } Scratch;
 
-// A row's tokens `first`..`first + count` of the step, the first of them at `position` of the row.
+// A row's tokens `first`..`first + count` of the step, the first of them at `position` of the row, and at `line` of
+// what they attended to.
 typedef struct {
-    int32_t row, first, count, position;
+    int32_t row, first, count, position, line;
 } Piece;
 
 struct OstinatoDecoder {
@@ -34,7 +35,7 @@ struct OstinatoDecoder {
     float *hidden;       // [T, hidden]
     float *sampled;      // [S, hidden] of the last layer, where not all tokens are sampled
     float *qkv;          // [T, qkv_width]
-    float *attended;     // [T, q_width]
+    float *attended;     // [T, q_width], of the last layer [S, q_width] where not all tokens are sampled
     float *gated;        // [T, intermediate]
     Activation inputs;   // of hidden, attended or gated
     uint8_t *caches;     // [layers][num_blocks][Hkv] blocks

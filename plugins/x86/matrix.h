@@ -4,7 +4,7 @@
 #include "activation.h"
 #include "weights.h"
 
-enum { FEW_TOKENS = 2 };  // so few are multiplied with 4-bit codes as those are unpacked
+enum { FEW_TOKENS = 2 };  // so few are not worth AMX, and are multiplied with 4-bit codes as those are unpacked
 
 // A group of a tile: `codes` its blocks, of 8 bits or, where they are `nibbles`, of 4. `scales` [16]. `next`: what is
 // to be read ahead, as many bytes as the codes have, or NULL.

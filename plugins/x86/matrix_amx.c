@@ -105,7 +105,7 @@ void multiply_pair(TileGroup of[PAIR], const Activation *by, int32_t panel, int3
     Tokens tokens = {group_codes(by, panel, group), is_last ? NULL : group_codes(by, panel + 1, group), by->span};
     sum_any_pair(by->count <= PANEL / 2, of, &tokens, unpacked, sums);
     for (int k = 0; k < PAIR; k++) {
-        if (count > 8) {
+        if (count > PANEL / 2) {
             add_sums(16, &of[k], group_offsets(by, panel, group), &sums[k], &products[k]);
         } else {
             add_sums(8, &of[k], group_offsets(by, panel, group), &sums[k], &products[k]);

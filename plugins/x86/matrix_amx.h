@@ -6,10 +6,11 @@
 
 enum { PAIR = 2 };  // tiles that are multiplied together
 
-// Before products of panels of `tokens` tokens each, at most 16; amx_end after the last.
+// Before products with activations of `tokens` tokens; amx_end after the last.
 void begin_pairs(int32_t tokens);
 
-// products[k] += of[k] * tokens 0..count of a panel, not more than begun with, of which the groups are number `group`.
+// products[k] += of[k] * tokens 0..count of a panel, of which the groups are number `group`. Begun for as many as `by`
+// has.
 // Nibbles are unpacked to `unpacked` [PAIR][span][BYTES_BLOCK], and the groups are then what stands there; what was to
 // be read ahead has been.
 void multiply_pair(TileGroup of[PAIR], const Activation *by, int32_t panel, int32_t group, int32_t count,

@@ -7,6 +7,12 @@
 #include "nibbles.h"
 #include "read_ahead.h"
 
+enum { CHUNK_PANELS = 8 };  // panels of tokens that a unit has at most
+
+static int uses_amx(const Product *p) {
+    return p->has_amx && p->by->count > FEW_TOKENS;
+}
+
 // What is taken at once: some pairs of tiles, times a chunk of panels.
 typedef struct {
     int32_t tile, tiles;

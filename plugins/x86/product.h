@@ -18,12 +18,5 @@ typedef struct {
     int has_amx;
 } Product;
 
-enum { CHUNK_PANELS = 8 };  // panels of tokens that a unit has at most
-
-// Few tokens are multiplied with nibbles as they are.
-static inline int uses_amx(const Product *p) {
-    return p->has_amx && p->by->count > FEW_TOKENS;
-}
-
 // The units that the caller finds left to do. What `by` holds must be there; who reads the result meets first.
 void multiply_share(Crew *crew, const Product *product);

@@ -43,7 +43,7 @@ static void lay_out(OstinatoDecoder *d, int32_t row) {
         d->slots[token] = table[position / OSTINATO_BLOCK] * OSTINATO_BLOCK + position % OSTINATO_BLOCK;
         if ((token - begin) % most == 0) {
             int32_t count = end - token < most ? end - token : most;
-            d->pieces[d->num_pieces++] = (Piece){row, token, count, position};
+            d->pieces[d->num_pieces++] = (Piece){row, token, count, position, token};
         }
     }
 }
@@ -54,7 +54,7 @@ static void find_sampled(OstinatoDecoder *d) {
         int32_t token = s->logits_indices[i];
         if (token < s->query_starts[row]) row = 0;  // they need not be in order
         while (token >= s->query_starts[row + 1]) row++;
-        d->sampled_pieces[i] = (Piece){row, token, 1, d->positions[token]};
+        d->sampled_pieces[i] = (Piece){row, token, 1, d->positions[token], i};
     }
 }
 

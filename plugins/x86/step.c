@@ -117,7 +117,7 @@ static void attend_share(Member me, int32_t layer, const Piece *pieces, int32_t 
             .count = piece->count,
             .kv_head = head,
             .queries = d->qkv + (size_t)piece->first * d->qkv_width + (size_t)head * width,
-            .out = d->attended + (size_t)piece->first * d->q_width + (size_t)head * width,
+            .out = d->attended + (size_t)piece->line * d->q_width + (size_t)head * width,
             .query_stride = (size_t)d->qkv_width,
             .out_stride = (size_t)d->q_width,
         };
@@ -152,7 +152,7 @@ static void run_layer(Member me, int32_t number) {
     run_rest(me, &d->layers[number], &attended, d->hidden);
 }
 
-// Of tokens that are not sampled the last layer makes keys and values only; what it makes of the others is `sampled`.
+// After keys and values, the last layer goes on with the tokens that are sampled; what it makes of them is `sampled`.
 static void run_last_layer(Member me) {
     OstinatoDecoder *d = me.decoder;
     const OstinatoStep *step = &d->step;
@@ -166,7 +166,7 @@ static void run_last_layer(Member me) {
     crew_meet(&d->crew);
     if (!step->num_sampled) return;
     attend_share(me, number, d->sampled_pieces, step->num_sampled, 1);
-    Source attended = {d->attended, d->q_width, NULL, step->logits_indices, step->num_sampled};
+    Source attended = {d->attended, d->q_width, NULL, NULL, step->num_sampled};
     run_rest(me, &d->layers[number], &attended, d->sampled);
 }
 

@@ -134,6 +134,21 @@ def test_a_lost_connection_ends_the_answer_whose_turn_it_is(running: Running, ca
     assert [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
 
+def test_a_request_before_what_is_no_http_leaves_no_trace_in_the_log(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes under with the connection, before or after its answer began."""
+    body = json.dumps(json.loads(BODY) | {"max_tokens": 100, "ignore_eos": True, "stream": True}).encode()
+    for pause in (0.0, 0.02):
+        with connect(running.url) as connection:
+            for part in (post("/v1/completions", body), b"\0") if pause else (post("/v1/completions", body) + b"\0",):
+                send(connection, part)
+                time.sleep(pause)
+            assert is_closed(connection)
+    running.await_idle()
+    assert [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
 def test_line_ends_between_requests_hold_no_connection(running: Running) -> None:
     with connect(running.url) as connection:
         send(connection, HEALTH)

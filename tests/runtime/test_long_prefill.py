@@ -26,6 +26,7 @@ def test_a_reader_that_gives_up_stops_the_prefill_and_leaves_its_work_to_the_nex
                 gated.await_step()
                 gated.permit()
             gated.await_step()
+        await_true(lambda: not server.loop._inbox.empty(), "nobody saw the reader leave")
         gated.permit()
         server.await_idle()
         assert NUM_STEPS < len(gated.batches) <= NUM_STEPS + 2  # no more than the step that ran and one planned

@@ -83,8 +83,9 @@ def test_server_of_two_ranks_tells_what_it_replayed_and_how_it_failed(tmp_path: 
     tiny_bundle(tmp_path, "rtx", shards=Shards(2, 1))
     with served(tmp_path / "bundle") as server:
         client = server.client
-        whole = client.post("/v1/completions", json=LONG | {"max_tokens": 5, "stream": False}).json()
-        assert whole["usage"]["completion_tokens"] == 5
+        whole = client.post("/v1/completions", json=LONG | {"max_tokens": 5, "stream": False})
+        assert whole.status_code == 200, whole.text
+        assert whole.json()["usage"]["completion_tokens"] == 5
         counted = dict(
             re.findall(
                 r'graph_steps_total\{mode="replayed",phase="(\w+)"\} (\S+)',

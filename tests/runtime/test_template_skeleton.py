@@ -87,6 +87,19 @@ def test_messages_with_more_than_a_text_are_rendered() -> None:
     assert template.render([{**user, "name": "b"}]) == template.render([user])
 
 
+def test_a_prompt_is_as_long_as_the_sandbox_allows() -> None:
+    """Which each text may be in many times."""
+    template = ChatTemplate({"default": "{% for m in messages %}" + "{{ m.content }}" * 32 + "{% endfor %}"}, {})
+    assert template._skeletons is not None
+    for extra in (0, 1):
+        messages = [{"role": "user", "content": "a" * (2**15 + extra)}]
+        if extra:
+            with pytest.raises(RequestError, match="render to more than 1048576 characters"):
+                template.render(messages)
+        else:
+            assert template.render(messages) == template._rendered(messages, True)
+
+
 def test_no_more_is_kept_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_skeleton, "_MAX_KEPT", 3)
     template = ChatTemplate({"default": PASTING[0]}, {})

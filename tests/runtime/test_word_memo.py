@@ -109,11 +109,13 @@ def test_what_may_join_words_gets_no_memo(table: dict[str, Any]) -> None:
         {"pre_tokenizer": None},
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
         {"pre_tokenizer": split(r"\s+|\S+")},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": split(LLAMA)["pretokenizers"][::-1]}},
         {"model": table["model"] | {"dropout": 0.1}},
         {"model": table["model"] | {"type": "Unigram"}},
         {"added_tokens": [{"id": 0, "content": "New York", "rstrip": False}]},
         {"added_tokens": [{"id": 0, "content": "word", "rstrip": True}]},
         {"added_tokens": [{"id": 0, "content": ". A", "rstrip": False}]},
+        {"added_tokens": [{"id": 0, "content": ". ", "rstrip": False}]},
         {"added_tokens": [{"id": 0, "content": "<x>.", "rstrip": True}]},
         {"added_tokens": [{"id": 0, "content": "<mask>", "single_word": True}]},  # none in "a<mask>"
         {"added_tokens": [{"id": 0, "content": "a\u037eb", "normalized": True}]},  # in NFC: a;b
