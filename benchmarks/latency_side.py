@@ -128,7 +128,8 @@ def serve(side: Side) -> None:
         try:
             reply = operations[request.pop("op")](**request)
         except Exception as error:  # the gate names the side and ends with it
-            reply = {"error": f"{type(error).__name__}: {error}"[:ERROR_CHARS]}
+            kind = "" if type(error).__module__.startswith("ostinato.") else f"{type(error).__name__}: "
+            reply = {"error": f"{kind}{error}"[:ERROR_CHARS]}
         replies.write(json.dumps(reply) + "\n")
 
 

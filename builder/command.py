@@ -59,14 +59,17 @@ def build(argv: list[str]) -> int:
             pins=read_pins(lock_path(arguments.recipe)) if arguments.locked else None,
         )
     if built.is_reused:
-        console.print(f"{out} already holds this bundle: nothing to do (--force builds it again)", highlight=False)
+        identity = built.bundle.manifest.identity[:16]
+        told = f"{out} already holds this bundle, {identity}: nothing to do (--force builds it again)"
+        console.print(told, highlight=False)
     elif built.is_cached:
         console.print(f"{out} comes from the build cache (--force builds it again)", highlight=False)
     if arguments.lock:
         path, lock = lock_path(arguments.recipe), lock_of(built.ingredients, built.bundle.manifest)
         write_lock(path, lock)
         console.print(f"locked in {path}: {lock.told()}", highlight=False, soft_wrap=True)
-    console.print(_summary(built.bundle))
+    if not built.is_reused:
+        console.print(_summary(built.bundle))
     return 0
 
 
@@ -147,7 +150,7 @@ def _summary(bundle: Bundle) -> Table:
         ("weights", f"{manifest.weights}, {_mebibytes(manifest.weight_bytes)}"),
         ("KV cache", f"{manifest.kv_cache}, {_mebibytes(pool)} for {limits.kv_tokens} tokens"),
         ("limits", f"{limits.max_rows} rows, {limits.max_step_tokens} tokens a step, context {limits.max_context}"),
-        ("ends with", ", ".join(map(str, manifest.eos_ids))),
+        ("end tokens", ", ".join(map(str, manifest.eos_ids))),
         *(("note", note) for note in manifest.notes),
     ):
         table.add_row(key, value)

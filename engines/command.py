@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 
 from .errors import OstinatoError
 
@@ -31,6 +31,9 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage(commands), file=sys.stdout if argv else sys.stderr)
         return 0 if argv else 2
+    if argv[0] == "--version":
+        print(f"ostinato {version('ostinato')}")
+        return 0
     if argv[0] not in commands:
         near = get_close_matches(argv[0], commands, 1)
         told = f"did you mean {near[0]}?" if near else f"give one of {', '.join(_ordered(commands))}"

@@ -91,8 +91,6 @@ class DecoderRecord:
     weight_bytes: int
 
     def __post_init__(self) -> None:
-        if self.layout_version != LAYOUT_VERSION:
-            raise BundleError(f"layout version is {self.layout_version}, this ostinato reads {LAYOUT_VERSION}")
         odd = [offset for offset in self.offsets() if offset % ALIGNMENT or not 0 <= offset < self.weight_bytes]
         if odd:
             raise BundleError(
@@ -119,6 +117,12 @@ class DecoderRecord:
 
 
 def read_decoder(rank_dir: Path) -> DecoderRecord:
-    """The record in a rank's folder. Raises BundleError if it does not read as one."""
+    """The record in a rank's folder. Raises BundleError if it does not read as one, or is of another layout."""
     path = rank_dir / FILE_NAME
-    return record_from(DecoderRecord, json_table(bounded_text(path), path), path)
+    table = json_table(bounded_text(path), path)
+    if (found := table.get("layout_version")) != LAYOUT_VERSION:
+        raise BundleError(
+            f"{path} is of weight layout {found!s:.20}, this ostinato reads {LAYOUT_VERSION}: build the bundle "
+            "again, or open it with the ostinato that built it"
+        )
+    return record_from(DecoderRecord, table, path)

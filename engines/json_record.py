@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -48,7 +49,12 @@ def record_from(kind: type[_Record], table: Any, where: Path) -> _Record:
         record: _Record = _value(kind, table, "")
         return record
     except (ValueError, RecursionError, OstinatoError) as error:  # the last from dataclasses that check their values
-        raise BundleError(f"{where} does not read as a {kind.__name__.lower()} ({error}): build it again") from None
+        raise BundleError(f"{where} does not read as a {_words(kind)} ({error}): build it again") from None
+
+
+def _words(kind: type) -> str:
+    """DecoderRecord → decoder record."""
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", kind.__name__).lower()
 
 
 def _value(kind: Any, value: Any, at: str) -> Any:

@@ -61,8 +61,7 @@ class ChatSession:
 
     def _print_figures(self, num_prompt: int, num_tokens: int, start: float, first: float) -> None:
         seconds = time.perf_counter() - first
-        speed = f"{(num_tokens - 1) / seconds:.0f} tokens/s" if num_tokens > 1 and seconds > 0 else "one token"
+        speed = f"{num_tokens} tokens at {(num_tokens - 1) / seconds:.0f} tokens/s" if num_tokens > 1 else "no other"
         self._console.print(
-            f"[dim]{num_prompt} prompt tokens, first token after {(first - start) * 1e3:.0f} ms, "
-            f"then {num_tokens} tokens at {speed}[/dim]"
+            f"[dim]{num_prompt} prompt tokens, first token after {(first - start) * 1e3:.0f} ms, then {speed}[/dim]"
         )

@@ -65,7 +65,6 @@ def test_a_record_reads_as_it_was_written(tmp_path: Path, record: DecoderRecord)
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
-        ({"layout_version": 1}, "layout version is 1, this ostinato reads 2"),
         ({"final_norm": 65}, "offset 65 is no multiple of 64"),
         ({"final_norm": 2048}, "offset 2048 is no multiple of 64 below the 2048 bytes of weights.bin"),
         ({"rope_cos": -64}, "offset -64"),
@@ -87,6 +86,16 @@ def test_a_record_that_no_build_writes_is_refused(
     table = json.loads(record.to_json()) | changes
     (tmp_path / "decoder.json").write_text(json.dumps(table))
     with pytest.raises(BundleError, match=f"{wanted}.*build it again"):
+        read_decoder(tmp_path)
+
+
+@pytest.mark.parametrize("version", [1, None, "x"])
+def test_a_record_of_another_layout_is_refused_with_both_ways_out(
+    tmp_path: Path, record: DecoderRecord, version: Any
+) -> None:
+    (tmp_path / "decoder.json").write_text(json.dumps(json.loads(record.to_json()) | {"layout_version": version}))
+    wanted = f"is of weight layout {version}, this ostinato reads 2: build the bundle again, or open it with the"
+    with pytest.raises(BundleError, match=wanted):
         read_decoder(tmp_path)
 
 
