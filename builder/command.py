@@ -18,8 +18,8 @@ from ostinato.engines.targets import GPU_TARGETS, TARGETS
 from .build_cache import BuildCache
 from .bundle_process import BundleProcess
 from .lock import lock_of, lock_path, read_pins, write_lock
+from .pipeline import Built, read_checkpoint
 from .pipeline import build as build_bundle
-from .pipeline import read_checkpoint
 from .progress import ConsoleProgress
 from .prompts import QUESTIONS
 from .source import resolve_source
@@ -58,19 +58,24 @@ def build(argv: list[str]) -> int:
             bundles=None if arguments.no_cache else BuildCache(),
             pins=read_pins(lock_path(arguments.recipe)) if arguments.locked else None,
         )
-    if built.is_reused:
-        identity = built.bundle.manifest.identity[:16]
-        told = f"{out} already holds this bundle, {identity}: nothing to do (--force builds it again)"
-        console.print(told, highlight=False)
-    elif built.is_cached:
-        console.print(f"{out} comes from the build cache (--force builds it again)", highlight=False)
     if arguments.lock:
         path, lock = lock_path(arguments.recipe), lock_of(built.ingredients, built.bundle.manifest)
         write_lock(path, lock)
         console.print(f"locked in {path}: {lock.told()}", highlight=False, soft_wrap=True)
-    if not built.is_reused:
-        console.print(_summary(built.bundle))
+    _print_built(console, out, built)
     return 0
+
+
+def _print_built(console: Console, out: Path, built: Built) -> None:
+    """What there is now, or one line if that was there before."""
+    if built.is_reused:
+        identity = built.bundle.manifest.identity[:16]
+        told = f"{out} already holds this bundle, {identity}: nothing to do (--force builds it again)"
+        console.print(told, highlight=False)
+        return
+    if built.is_cached:
+        console.print(f"{out} comes from the build cache (--force builds it again)", highlight=False)
+    console.print(_summary(built.bundle))
 
 
 def _bytes(text: str) -> int:
