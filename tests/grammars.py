@@ -7,19 +7,20 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ostinato.engines.sizes import Limits
-from ostinato.plugins.sampling_rows import F32, I32, Sampled
+from ostinato.plugins.sampling_rows import F32, Sampled
 from ostinato.runtime.batch import Batch
 from ostinato.runtime.grammar_guide import Grammar
 from ostinato.runtime.grammar_spec import GrammarSpec
 from ostinato.runtime.grammars import Grammars
 from ostinato.runtime.guide import Guide
+from ostinato.runtime.host_ticket import HostTicket
 from ostinato.runtime.serve_limits import ServeLimits
 from ostinato.runtime.tokenizer import Tokenizer
 from tests.fakes import PosLM, sampled_on_host
@@ -35,20 +36,6 @@ PATIENT = ServeLimits(compile_seconds=60.0)  # where no test is about time, a bu
 _CLOSING = [token_id for token_id, text in ({n: chr(n) for n in range(128)} | dict(PIECES)).items() if text in '"]}",']
 
 
-@dataclass(frozen=True)
-class LateTicket:
-    """A step that ran, and is sampled when it is waited for."""
-
-    logits: F32
-    batch: Batch
-
-    def sample(self, masks: I32) -> None:
-        raise AssertionError(f"{len(masks)} late masks of a step that is fed")
-
-    def wait(self) -> Sampled:
-        return sampled_on_host(self.logits, self.batch)
-
-
 class LateLM:
     """PosLM that samples when it is waited for, as the CPU's executor does."""
 
@@ -58,9 +45,15 @@ class LateLM:
     def __init__(self, limits: Limits, vocab_size: int) -> None:
         self.inner = PosLM(limits, vocab_size)
         self.rules = replace(self.inner.rules, samples_in_wait=True)
+        self._logits: F32 | None = None  # of the step in flight
 
-    def run(self, batch: Batch) -> LateTicket:
-        return LateTicket(self.inner.logits(batch), batch)
+    def run(self, batch: Batch) -> HostTicket:
+        self._logits = self.inner.logits(batch)
+        return HostTicket(self, batch)
+
+    def finish(self, batch: Batch) -> Sampled:
+        assert self._logits is not None, "no step runs"
+        return sampled_on_host(self._logits, batch)
 
     def close(self) -> None:
         self.inner.close()

@@ -1,8 +1,7 @@
 #include "activation.h"
 
-#include <string.h>
-
 #include "inline.h"
+#include "largest.h"
 
 #define TOP 32512.0f   // 127 * 256: the largest number whose high byte, rounded, is one
 
@@ -13,20 +12,14 @@ INLINE __m512 sixteen(const float *x, const float *weight, __m512 factor, int32_
 }
 
 INLINE float largest(const float *x, const float *weight, __m512 factor, int32_t columns) {
-    // Bits of floats without sign, as integers, have the floats' order, and NaN is the largest.
-    const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
     __m512i size[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
     for (int32_t i = 0; i < columns; i += 32) {
         UNROLLED
         for (int k = 0; k < 2; k++) {
-            __m512i part = _mm512_castps_si512(sixteen(x, weight, factor, i + 16 * k));
-            size[k] = _mm512_max_epi32(size[k], _mm512_and_si512(part, no_sign));
+            size[k] = _mm512_max_epi32(size[k], size_bits(sixteen(x, weight, factor, i + 16 * k)));
         }
     }
-    int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32(size[0], size[1]));
-    float top;
-    memcpy(&top, &bits, sizeof top);
-    return top;
+    return largest_of(_mm512_max_epi32(size[0], size[1]));
 }
 
 // Inlined with a weight or without.

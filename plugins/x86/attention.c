@@ -6,6 +6,7 @@
 #include "attention_amx.h"
 #include "exponential.h"
 #include "inline.h"
+#include "largest.h"
 #include "read_ahead.h"
 
 enum {
@@ -103,14 +104,6 @@ static __m256i to_codes(__m512 numbers, __m512 factor) {
     return _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(numbers, factor)));
 }
 
-// The largest of numbers without sign, NaN if one is: as integers, floats keep their order, and NaN is on top.
-static float largest(__m512 low, __m512 high) {
-    int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32(_mm512_castps_si512(low), _mm512_castps_si512(high)));
-    float top;
-    memcpy(&top, &bits, sizeof top);
-    return top;
-}
-
 // One query's scores [32] become weights; its maximum and sum of weights go on.
 static void soften(const float *scores, uint32_t seen, const Scales *scales, float *maximum, float *weight,
                    Weights *weights) {
@@ -129,7 +122,7 @@ static void soften(const float *scores, uint32_t seen, const Scales *scales, flo
     // Masked once more: 0 times a later token's scale is NaN where that is NaN.
     low = _mm512_maskz_mul_ps(seen_low, low, scales->values[0]);
     high = _mm512_maskz_mul_ps(seen_high, high, scales->values[1]);
-    top = largest(low, high);
+    top = largest_of(_mm512_max_epi32(_mm512_castps_si512(low), _mm512_castps_si512(high)));
     const __m512 factor = _mm512_set1_ps(top < LEAST ? 0.0f : 32767.0f / top);
     weights->step = top < LEAST ? 0.0f : top / 32767.0f;
     _mm256_store_si256((__m256i *)weights->codes, to_codes(low, factor));
@@ -203,12 +196,9 @@ static void attend_block(const AttentionUnit *unit, const AttentionShape *shape,
 }
 
 float quantize_query(const float *query, int32_t head_size, int16_t *codes) {
-    __m512 most = _mm512_setzero_ps();
-    for (int32_t i = 0; i < head_size; i += 16) {
-        __m512 size = _mm512_abs_ps(_mm512_loadu_ps(query + i));
-        most = _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(most), _mm512_castps_si512(size)));
-    }
-    float top = largest(most, most);
+    __m512i size = _mm512_setzero_si512();
+    for (int32_t i = 0; i < head_size; i += 16) size = _mm512_max_epi32(size, size_bits(_mm512_loadu_ps(query + i)));
+    float top = largest_of(size);
     const __m512 factor = _mm512_set1_ps(top < LEAST ? 0.0f : 32767.0f / top);
     for (int32_t i = 0; i < head_size; i += 16) {
         _mm256_storeu_si256((__m256i *)(codes + i), to_codes(_mm512_loadu_ps(query + i), factor));

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "largest.h"
+
 void rotate_head(float *restrict x, int32_t head_size, const float *restrict cos, const float *restrict sin) {
     int32_t half = head_size / 2;
     for (int32_t i = 0; i < half; i++) {
@@ -13,15 +15,9 @@ void rotate_head(float *restrict x, int32_t head_size, const float *restrict cos
 
 // Codes [D] of a head, and its scale.
 static float quantize_head(const float *x, int32_t head_size, int8_t *codes) {
-    __m512i size = _mm512_setzero_si512();  // bits without sign have the floats' order, NaN on top
-    for (int32_t i = 0; i < head_size; i += 16) {
-        __m512i bits = _mm512_castps_si512(_mm512_loadu_ps(x + i));
-        size = _mm512_max_epi32(size, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
-    }
-    int32_t bits = _mm512_reduce_max_epi32(size);
-    float top;
-    memcpy(&top, &bits, sizeof top);
-    float scale = top / 127.0f;
+    __m512i size = _mm512_setzero_si512();
+    for (int32_t i = 0; i < head_size; i += 16) size = _mm512_max_epi32(size, size_bits(_mm512_loadu_ps(x + i)));
+    float scale = largest_of(size) / 127.0f;
     const __m512 divisor = _mm512_set1_ps(scale > 0 ? scale : 1.0f), most = _mm512_set1_ps(127.0f);
     for (int32_t i = 0; i < head_size; i += 16) {
         __m512 unit = _mm512_div_ps(_mm512_loadu_ps(x + i), divisor);  // past the top where the scale is subnormal

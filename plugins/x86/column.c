@@ -5,6 +5,8 @@
 #include "amx.h"
 #include "exponential.h"
 #include "inline.h"
+#include "largest.h"
+#include "planes.h"
 
 // Tile registers. GCC wants them as plain numbers.
 #define SUMS_0 0
@@ -69,9 +71,9 @@ typedef struct {
     __m512 step, factor;
 } Weights;
 
-INLINE __m512 joined(const Planes *planes, int32_t number) {
-    __m512i high = _mm512_slli_epi32(_mm512_load_si512(planes->high[number]), 8);
-    return _mm512_cvtepi32_ps(_mm512_add_epi32(high, _mm512_load_si512(planes->low[number])));
+INLINE __m512 product_at(const Planes *planes, int32_t number) {
+    __m512i high = _mm512_load_si512(planes->high[number]), low = _mm512_load_si512(planes->low[number]);
+    return _mm512_cvtepi32_ps(joined(high, low));
 }
 
 // products [32 keys][16] = keys · queries.
@@ -133,7 +135,7 @@ AMX static void mix(const Column *column, const Block *block, int32_t head_size,
         float *sums = column->sums + (size_t)done * 16;
         for (int32_t i = 0; i < count; i++) {
             __m512 before = _mm512_mul_ps(_mm512_load_ps(sums + i * 16), weights->factor);
-            _mm512_store_ps(sums + i * 16, _mm512_fmadd_ps(weights->step, joined(products, i), before));
+            _mm512_store_ps(sums + i * 16, _mm512_fmadd_ps(weights->step, product_at(products, i), before));
         }
     }
 }
@@ -153,7 +155,7 @@ INLINE __m512 scale_scores(int is_whole, const Column *column, const Block *bloc
     for (int key = 0; key < OSTINATO_BLOCK; key += 4) {
         UNROLLED
         for (int i = key; i < key + 4; i++) {
-            __m512 score = _mm512_mul_ps(joined(products, i), scale), by = _mm512_set1_ps(block->key_scales[i]);
+            __m512 score = _mm512_mul_ps(product_at(products, i), scale), by = _mm512_set1_ps(block->key_scales[i]);
             score = is_whole ? _mm512_mul_ps(score, by) : _mm512_mask_mul_ps(least, seeing(column, i), score, by);
             tops[i % 2] = _mm512_max_ps(score, tops[i % 2]);
             _mm512_store_ps(scores[i], score);

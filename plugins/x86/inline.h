@@ -8,5 +8,3 @@
 #else
 #define UNROLLED _Pragma("GCC unroll 16")
 #endif
-
-#define LEAST 1e-30f  // numbers that are all below are nothing: what a largest code is divided by must not be too small

@@ -4,6 +4,7 @@
 
 #include "inline.h"
 #include "nibbles.h"
+#include "planes.h"
 #include "read_ahead.h"
 
 enum { MOST_TOKENS = 8 };  // whose sums stay in registers
@@ -46,12 +47,11 @@ INLINE void add_block(int count, int nibbles, const uint8_t *block, const int8_t
     for (int j = 0; j < 16; j++) add_four(count, j, _mm512_load_si512(block + j * 64), tokens, sums);
 }
 
-// A group's sum of one token, less what unsigned codes add. What leaves 32 bits on the way comes back.
+// A group's sum of one token, less what unsigned codes add.
 INLINE __m512 group_sum(const Sums *sums, int t, int32_t offset) {
     __m512i high = _mm512_add_epi32(sums->high[0][t], sums->high[1][t]);
     __m512i low = _mm512_add_epi32(sums->low[0][t], sums->low[1][t]);
-    __m512i both = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
-    return _mm512_cvtepi32_ps(_mm512_add_epi32(both, _mm512_set1_epi32(offset)));
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(joined(high, low), _mm512_set1_epi32(offset)));
 }
 
 // Inlined with count and kind known.

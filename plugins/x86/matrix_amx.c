@@ -3,6 +3,7 @@
 #include "amx.h"
 #include "inline.h"
 #include "nibbles.h"
+#include "planes.h"
 #include "read_ahead.h"
 
 // Tile registers. GCC wants plain numbers.
@@ -78,8 +79,7 @@ INLINE void add_sums(int count, const TileGroup *of, const int32_t *offsets, con
     UNROLLED
     for (int t = 0; t < count; t++) {
         __m512i high = _mm512_load_si512(sums->at[t][0]), low = _mm512_load_si512(sums->at[t][1]);
-        __m512i both = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
-        both = _mm512_add_epi32(both, _mm512_set1_epi32(offsets[t]));
+        __m512i both = _mm512_add_epi32(joined(high, low), _mm512_set1_epi32(offsets[t]));
         __m512 total = _mm512_load_ps(products->at[t]);
         _mm512_store_ps(products->at[t], _mm512_fmadd_ps(_mm512_cvtepi32_ps(both), scale, total));
     }
