@@ -42,6 +42,34 @@ def test_2_where_it_can_not_be_and_before_a_line_of_the_server(
     assert line.startswith("ostinato serve: ")
 
 
+@pytest.mark.parametrize(
+    ("options", "environment", "complaint"),
+    [
+        (["--host", "0.0.0.0"], {}, "host 0.0.0.0 is open to other machines"),
+        (["--metrics-host", "0.0.0.0"], {}, "metrics_host 0.0.0.0 is open to other machines"),
+        (["--api-keys", "/nowhere/keys"], {}, "no API keys at /nowhere/keys"),
+        ([], {"OSTINATO_API_KEYS": "alice:short-canary"}, "can be guessed"),
+        (["--set", "limits.max_wating=1"], {}, "unknown key limits.max_wating: is limits.max_waiting meant?"),
+        (["--host", "0.0.0.0"], {"OSTINATO_API_KEYS": "alice:" + "k" * 16}, "nobundle"),
+        (["--host", "0.0.0.0", "--insecure"], {}, "nobundle"),
+    ],
+)  # fmt: skip
+def test_2_for_what_can_not_be_served_safely(
+    options: list[str],
+    environment: dict[str, str],
+    complaint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["serve", "/nobundle", *options]) == 2
+    told = capsys.readouterr().err
+    assert complaint in told
+    assert "canary" not in told
+    assert len(told.splitlines()) == 1
+
+
 def test_2_for_an_option_that_is_not_known() -> None:
     with pytest.raises(SystemExit) as ended:
         main(["serve", "nowhere", "--no-such-option"])

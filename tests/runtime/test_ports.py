@@ -1,4 +1,4 @@
-"""The two ports of one server: what each answers, and what `ostinato serve` says before it opens any."""
+"""The two ports of one server, and what each answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from ostinato.engines.command import main
 from ostinato.runtime.serve_config import ServeConfig
 from ostinato.runtime.serve_limits import ServeLimits
 from ostinato.runtime.server import Server
@@ -106,34 +105,6 @@ def test_caps_work_at_the_cap_and_refuse_past_it(capped: Running, call: Any, fie
             error = error_of(call(client, **extra | {field: value}), 400)
             assert error["param"] in (field, "max_tokens", "messages")
         capped.await_idle()
-
-
-@pytest.mark.parametrize(
-    ("options", "environment", "complaint"),
-    [
-        (["--host", "0.0.0.0"], {}, "host 0.0.0.0 is open to other machines"),
-        (["--metrics-host", "0.0.0.0"], {}, "metrics_host 0.0.0.0 is open to other machines"),
-        (["--api-keys", "/nowhere/keys"], {}, "no API keys at /nowhere/keys"),
-        ([], {"OSTINATO_API_KEYS": "alice:short-canary"}, "can be guessed"),
-        (["--set", "limits.max_wating=1"], {}, "unknown key limits.max_wating: is limits.max_waiting meant?"),
-        (["--host", "0.0.0.0"], {"OSTINATO_API_KEYS": "alice:" + "k" * 16}, "nobundle"),
-        (["--host", "0.0.0.0", "--insecure"], {}, "nobundle"),
-    ],
-)  # fmt: skip
-def test_serve_refuses_what_it_can_not_serve_safely(
-    options: list[str],
-    environment: dict[str, str],
-    complaint: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert main(["serve", "/nobundle", *options]) == 2
-    told = capsys.readouterr().err
-    assert complaint in told
-    assert "canary" not in told
-    assert len(told.splitlines()) == 1
 
 
 def test_without_a_model_the_metrics_port_says_so(tmp_path: Path) -> None:
