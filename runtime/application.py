@@ -20,10 +20,9 @@ from .calls import Calls
 from .door import Door
 from .guard import Guard
 from .wire_errors import HttpError, refusal
+from .wrong_address import WrongAddress
 
 logger = logging.getLogger(__name__)
-
-_HTTP_MESSAGES = {404: "no such route: see /v1/models and the README", 405: "this route has another method"}
 
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
@@ -37,7 +36,9 @@ class Application(Starlette):
         super().__init__(routes=routes, lifespan=lifespan)
         self.router.redirect_slashes = False
         self.state.door = door
-        self._layers = Calls(Guard(_Routes(self.router), door, is_aside), door)
+        self._layers = Calls(
+            Guard(_Routes(self.router, WrongAddress(routes, door.config, is_aside)), door, is_aside), door
+        )
 
     def build_middleware_stack(self) -> ASGIApp:
         return self._dispatch
@@ -49,8 +50,9 @@ class Application(Starlette):
 class _Routes:
     """Finds a call's route, at once where its path has no parameters, and refuses what went wrong before an answer."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, wrong: WrongAddress) -> None:
         self._router = router
+        self._wrong = wrong
         self._plain = {
             (method, route.path): route
             for route in router.routes
@@ -67,19 +69,16 @@ class _Routes:
             scope["route"] = route
             response = await route.endpoint(Request(scope, receive))
             await response(scope, receive, send)
-        except (HttpError, OstinatoError, HTTPException) as error:
+        except HTTPException:  # the router's own
+            await self._wrong.answer(scope["method"], scope["path"])(scope, receive, send)
+        except (HttpError, OstinatoError) as error:
             call: Call = scope["state"]["call"]
             if call.status:  # the answer has begun
                 raise
             await _response(call, error)(scope, receive, send)
 
 
-def _response(call: Call, error: HttpError | OstinatoError | HTTPException) -> Response:
-    if isinstance(error, HTTPException):  # the router's own
-        message = _HTTP_MESSAGES.get(error.status_code, "the request is not valid HTTP for this server")
-        response = refusal(HttpError(error.status_code, message)).response()
-        response.headers.update(error.headers or {})
-        return response
+def _response(call: Call, error: HttpError | OstinatoError) -> Response:
     told = refusal(error)
     if told.status == 500:
         logger.error("%s failed", call.id, exc_info=error)

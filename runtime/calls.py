@@ -51,5 +51,5 @@ class Calls:
         self._door.http.count(route, scope["method"], call.status)
         self._door.http.count_refusal(call.refused)
         if scope["method"] == "POST" and route.startswith("/v1/") and (bridge := self._door.bridge) is not None:
-            bridge.ledger.note_call(call, route)
+            bridge.ledger.note_call(call, route, scope["headers"])
         log_access(call, scope["method"], route)

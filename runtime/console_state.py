@@ -16,6 +16,7 @@ from .call import CallRecord
 from .door import Door
 from .engine_view import BLOCK_STATES, EngineView, run_lengths
 from .latency_series import BIN_SECONDS, NUM_BINS, Latencies
+from .server_debug import call_json
 from .step_log import StepRecord
 from .timeline import REASONS
 
@@ -115,23 +116,7 @@ def steps_json(steps: Sequence[StepRecord]) -> dict[str, Any]:
 
 def recent_json(records: Sequence[CallRecord]) -> list[dict[str, Any]]:
     """The last calls that got as far as the queue, the newest first."""
-    return [_call(record) for record in islice((one for one in reversed(records) if one.num_choices), NUM_CALLS)]
-
-
-def _call(record: CallRecord) -> dict[str, Any]:
-    return {
-        "id": record.id,
-        "route": record.route,
-        "status": record.status,
-        "ended": ", ".join(sorted(set(record.finish_reasons))),
-        "seconds": record.seconds,
-        "first_token_seconds": record.first_token_seconds,
-        "num_prompt": record.num_prompt,
-        "num_cached": record.num_cached,
-        "num_output": record.num_output,
-        "num_preemptions": record.num_preemptions,
-        "spans": list(record.spans.items()),
-    }
+    return [call_json(record) for record in islice((one for one in reversed(records) if one.num_choices), NUM_CALLS)]
 
 
 def _latency(latencies: Latencies) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class Door:
 
     def __init__(self, load: Callable[[], Served], config: ServeConfig, keys: Keys) -> None:
         self.failure: Exception | None = None  # of loading, or of the model by the time it was closed
+        self.is_left = False  # loading goes on, and who drains ends the process instead of waiting for it
         self.created = int(time.time())
         self.config = config
         self.keys = keys
@@ -52,8 +53,9 @@ class Door:
         self._loading: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Start loading."""
-        self._loading = asyncio.create_task(self._open())
+        """Start loading, unless the drain began before."""
+        if not self._is_draining:
+            self._loading = asyncio.create_task(self._open())
 
     async def _open(self) -> None:
         try:
@@ -61,13 +63,15 @@ class Door:
         except Exception as error:
             self.failure = error
             return
+        if self.is_left:
+            return
         served.bridge.start()
         self._served = served
         logger.info("ready: serving %s", served.name)
 
     async def close(self) -> None:
-        """Wait for loading if it is under way, then stop the loop and release the engine."""
-        if self._loading is not None:
+        """Wait for loading if it is under way and was not left, then stop the loop and release the engine."""
+        if self._loading is not None and not self.is_left:
             await self._loading
         if self._served is not None:
             while self._is_draining and not self._served.bridge.is_quiet:  # calls of the metrics port; a drain ends
@@ -81,9 +85,12 @@ class Door:
     def drain(self, seconds: float) -> None:
         """Take nothing new; what is not done in `seconds` fails. Called on the asyncio thread."""
         self._is_draining = True
-        logger.info("stopping: nothing new is taken, running calls have %g s to end", seconds)
         if self._served is not None:
+            logger.info("stopping: nothing new is taken, running calls have %g s to end", seconds)
             self._served.bridge.drain(seconds)
+        elif self._loading is not None and not self._loading.done():
+            logger.info("stopping: the model is still loading, and is left")
+            self.is_left = True
 
     def check_room(self) -> None:
         """Raises what a call would be refused with whatever it says, so that nothing of it need be read."""
@@ -98,11 +105,6 @@ class Door:
     def is_lost(self) -> bool:
         """Whether only a new process can serve again."""
         return self._served is not None and self._served.bridge.is_lost
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether the model is on its way."""
-        return self._loading is not None and not self._loading.done()
 
     def trouble(self) -> str | None:
         """Why this server should get no calls now, None if it should."""

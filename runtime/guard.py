@@ -88,8 +88,7 @@ class Guard:
     def _is_open(self, method: str, path: str) -> bool:
         if method not in ("GET", "HEAD"):
             return False
-        is_looked_at = self._is_local_aside and (path in _LOOKED_AT or path.startswith(_LOOKED_BELOW))
-        return path in OPEN_PATHS or is_looked_at
+        return path in OPEN_PATHS or (self._is_local_aside and is_for_operators(path))
 
     def _preflight(self, origin: str, call: Call) -> Response:
         if origin not in self._origins:
@@ -99,6 +98,11 @@ class Guard:
         if _FIELD_NAMES.fullmatch(wanted):
             allowed["access-control-allow-headers"] = wanted
         return Response(status_code=204, headers=allowed)
+
+
+def is_for_operators(path: str) -> bool:
+    """Whether it is a route of the metrics port alone."""
+    return path in _LOOKED_AT or path.startswith(_LOOKED_BELOW)
 
 
 @lru_cache(maxsize=64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ostinato.engines.sizes import Limits
 
 from .call import Call
@@ -22,13 +24,13 @@ class Ledger:
         self.tracer: Tracer | None = None
         self._metrics = metrics
 
-    def note_call(self, call: Call, route: str) -> None:
-        """A call's answer is out."""
+    def note_call(self, call: Call, route: str, head: Iterable[tuple[bytes, bytes]]) -> None:
+        """A call's answer is out. `head`: the fields that it came with."""
         record = call.record(route)
         self.recent.add(record)
         self._metrics.count_call(record)
         if self.tracer is not None:
-            self.tracer.export(record)
+            self.tracer.export(record, head)
 
     def note_step(self, times: StepTimes) -> None:
         """A step has landed."""

@@ -129,6 +129,15 @@ _MESSAGE = obj(
         obj(type=one_of("output_text"), text=TEXT, annotations=array({"not": {}}), logprobs=array(_ENTRY)),
     ),
 )
+_FUNCTION_CALL = obj(type=one_of("function_call"), id=TEXT, call_id=TEXT, name=TEXT, arguments=TEXT, status=_STATUS)
+_NAMED_TOOL = obj(type=one_of("function"), name=TEXT)
+_TOOL = obj(
+    type=one_of("function"),
+    name=TEXT,
+    description=nullable(TEXT),
+    parameters=nullable({"type": "object"}),
+    strict=nullable({"type": "boolean"}),
+)
 _FORMAT = obj(
     {"name": TEXT, "schema": {"type": "object"}, "strict": {"type": "boolean"}, "description": TEXT},
     type=one_of("text", "json_object", "json_schema"),
@@ -153,15 +162,15 @@ RESPONSE = obj(
     max_output_tokens=nullable(COUNT),
     metadata={"type": "object", "additionalProperties": TEXT},
     model=TEXT,
-    output=array(_MESSAGE),
-    parallel_tool_calls=one_of(True),
+    output=array({"anyOf": [_MESSAGE, _FUNCTION_CALL]}),
+    parallel_tool_calls={"type": "boolean"},
     previous_response_id={"type": "null"},
     reasoning=obj(effort={"type": "null"}, summary={"type": "null"}),
     store=one_of(False),
     temperature=NUMBER,
     text=obj(format=_FORMAT),
-    tool_choice=TEXT,
-    tools=array({"type": "object"}),
+    tool_choice={"anyOf": [one_of("none", "auto", "required"), _NAMED_TOOL]},
+    tools=array(_TOOL),
     top_logprobs=COUNT,
     top_p=NUMBER,
     truncation=one_of("disabled"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ostinato.engines.errors import OstinatoError
@@ -10,6 +10,7 @@ from ostinato.engines.errors import OstinatoError
 from .call import CallRecord
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"  # the standard's name; its other variables hold as well
@@ -31,14 +32,22 @@ class Tracer:
         self._provider = _provider(endpoint.rstrip("/") + "/v1/traces")
         self._tracer = self._provider.get_tracer("ostinato")
 
-    def export(self, record: CallRecord) -> None:
-        """One trace. It has counts and times, no text."""
-        from opentelemetry.trace import set_span_in_context
+    def export(self, record: CallRecord, head: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        """A trace of its own, or part of the caller's where `head` names one, and unless that is not sampled. It has
+        counts and times, no text.
+        """
+        from opentelemetry.trace import SpanKind, set_span_in_context
 
         def unix_ns(at: float) -> int:
             return int((record.began_unix + at - record.began_at) * 1e9)
 
-        call = self._tracer.start_span(record.route, start_time=unix_ns(record.began_at), attributes=_about(record))
+        call = self._tracer.start_span(
+            record.route,
+            _parent(head),
+            kind=SpanKind.SERVER,
+            start_time=unix_ns(record.began_at),
+            attributes=_about(record),
+        )
         inside = set_span_in_context(call)
         for name, began_at, ended_at, spans in record.pieces:
             parts = {f"ostinato.{part}_ms": round(seconds * 1e3, 3) for part, seconds in spans.items()}
@@ -65,6 +74,20 @@ def _provider(endpoint: str) -> TracerProvider:
     provider = TracerProvider(resource=Resource.create({"service.name": "ostinato"}), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
     return provider
+
+
+def _parent(head: Iterable[tuple[bytes, bytes]]) -> Context:
+    """The caller's span, by the W3C's Trace Context; nobody's where its field is malformed or comes twice."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    given: dict[str, list[str]] = {"traceparent": [], "tracestate": []}
+    for name, value in head:
+        if (fields := given.get(name.decode("latin-1"))) is not None:
+            fields.append(value.decode("latin-1"))
+    if len(given["traceparent"]) != 1:
+        return Context()
+    return TraceContextTextMapPropagator().extract(given, Context())
 
 
 def _about(record: CallRecord) -> dict[str, str | int | float]:

@@ -12,9 +12,10 @@ Show = Callable[[str, int, int], None]  # (what, done, total)
 
 
 def bar(shown: bool) -> Progress:
-    """A bar that leaves nothing behind; with `shown` false it draws nothing."""
+    """A bar that leaves nothing behind; with `shown` false, and where no terminal shows it, it draws nothing."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown)
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))
 
 
 @contextmanager
@@ -27,3 +28,11 @@ def loading(shown: bool) -> Iterator[Show]:
             progress.update(task, description=what, completed=done, total=total)
 
         yield show
+
+
+def end_bars() -> None:
+    """Give back the cursor that a bar hid, for a process that ends while one is drawn."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.line()
+        console.show_cursor(True)

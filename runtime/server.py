@@ -13,6 +13,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 from starlette.applications import Starlette
@@ -27,7 +28,7 @@ from .libraries import REAL, Libraries
 from .logs import set_up_logs
 from .metrics import Metrics
 from .otel import open_tracer
-from .progress import loading
+from .progress import end_bars, loading
 from .sd_notify import Manager
 from .serve_config import ServeConfig
 from .server_app import create_app, create_metrics_app
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 CUT_SECONDS = 5  # for the last bytes of calls that were cut at the drain's end
 _ASIDE_SECONDS = 2  # the same for the metrics port, which closes last
+_LEFT_SECONDS = 1  # the same where the model still loads, so that calls have only been refused
 LOST_SECONDS = 5  # for everybody to hear of it, before a process ends that can't serve any more
 _TICKS_A_SECOND = 10
 _KEEP_ALIVE_SECONDS = 75
@@ -76,23 +78,27 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._home = asyncio.get_running_loop()
+        if self.should_exit:  # a signal was faster
+            self.door.drain(0.0)
         await super().startup(sockets)
         if self._aside is not None:
             self._aside.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """The metrics port closes last: it shows how the drain goes."""
+        if self.door.is_left:
+            self.config.timeout_graceful_shutdown = _LEFT_SECONDS
         await super().shutdown(sockets)
         if self._aside is not None:
             await self._aside.stop()
+        if self.door.is_left:
+            _end_process()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at first, give up on what runs or loads at a second Ctrl-C. (uvicorn itself would die of it.)"""
+        """Drain at first, give up on what runs at a second Ctrl-C. (uvicorn itself would die of it.)"""
         is_second = self.should_exit
         self._is_told_to_drain = self._home is not None
         self.should_exit = True
-        if is_second and self.door.is_loading:  # which nobody can stop: ranks may wait for each other without an end
-            os._exit(128 + sig)
         if self._home is not None and (not is_second or sig == signal.SIGINT):
             seconds = 0.0 if is_second else self.door.limits.drain_seconds
             self._home.call_soon_threadsafe(self.door.drain, seconds)
@@ -127,6 +133,15 @@ class _Aside(uvicorn.Server):
         self.should_exit = True
         if self._task is not None:
             await self._task
+
+
+def _end_process() -> NoReturn:
+    """With 0, as it was told to. Loading goes on in native code on a thread that nobody can stop, and an interpreter
+    that ends in order would wait for it. Ranks and workers end with the process; nothing else has begun.
+    """
+    end_bars()
+    logging.shutdown()
+    os._exit(0)
 
 
 def _listen(host_option: str, host: str, port_option: str, port: int) -> socket.socket:
@@ -177,7 +192,9 @@ def _uvicorn_config(app: Starlette, shutdown_seconds: int) -> uvicorn.Config:
 
 
 def run(app: Starlette) -> None:
-    """Serve until SIGTERM or Ctrl-C, then let running calls end. Raises what the model failed of."""
+    """Serve until SIGTERM or Ctrl-C, then let running calls end; while the model loads these end the process, with 0.
+    Raises what the model failed of.
+    """
     server = Server(app)
     logger.info("listening on %s, Ctrl-C stops", server.url)
     if server.metrics_url is not None:
@@ -193,7 +210,10 @@ def serve(config: ServeConfig, libraries: Libraries = REAL) -> int:
 
     bundle = config.bundle
     if bundle is None:
-        raise RecipeError("no bundle to serve: name its folder, or set bundle in the file")
+        raise RecipeError(
+            "no bundle to serve: give its folder, such as engines/store/NAME (`ostinato build RECIPE` makes one), or "
+            "set bundle in --config FILE"
+        )
     keys = read_keys(config.api_keys, os.environ)
     config.check_exposure(bool(keys))
     check_shop(bundle, config.engine, libraries)

@@ -9,17 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ostinato.engines.errors import RequestError
-
 from .answer import StreamAnswer, WholeAnswer
 from .answer_chat import ChatWriter
 from .bridge import Bridge, Prompt
 from .call import call_of
 from .door import Door
-from .grammar_spec import GrammarSpec
-from .serve_limits import ServeLimits
 from .server_body import digest, read_body
-from .tool_offer import OfferedTools
+from .tool_offer import OfferedTools, answer_grammar
 from .tool_prompt import for_template
 from .wire import check_stream, renamed
 from .wire_chat import ChatBody, turns_of
@@ -38,7 +34,7 @@ def chat_routes(door: Door) -> list[Route]:
         check_limits(params, 1, door.limits)
         use = body.tool_use(door.limits)
         tools = None if use is None else OfferedTools(use, bridge.tokenizer)
-        spec = await digest(num_bytes, partial(_spec, body, tools, door.limits))
+        spec = await digest(num_bytes, partial(answer_grammar, body.grammar, tools, door.limits))
         with call.span("tokenize"):
             token_ids = await digest(num_bytes, partial(_prompt_ids, bridge, body, tools))
         grammar = None
@@ -55,17 +51,6 @@ def chat_routes(door: Door) -> list[Route]:
         return StreamAnswer(stream, writer) if body.stream else WholeAnswer(stream, writer)
 
     return [Route("/v1/chat/completions", chat, methods=["POST"])]
-
-
-def _spec(body: ChatBody, tools: OfferedTools | None, limits: ServeLimits) -> GrammarSpec | None:
-    """What the answer is held to, if anything."""
-    form = body.grammar()
-    if tools is None or form is None:
-        return form if tools is None else tools.grammar(limits)
-    raise RequestError(
-        "tools and a form of the whole answer contradict each other: leave one of them out, or set tool_choice to none",
-        param=form.param,
-    )
 
 
 def _prompt_ids(bridge: Bridge, body: ChatBody, tools: OfferedTools | None) -> list[int]:

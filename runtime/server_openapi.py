@@ -70,7 +70,8 @@ def _document(door: Door, known: Known | None) -> dict[str, Any]:
     paths = {**_generating(bodies, door.limits), **_tokens(bodies, door.limits), **_telling(known)}
     bodies.by_name["TokenizeBody"] |= TOKENIZED
     bodies.by_name |= {"Message": MESSAGE, "TextFormat": TEXT_FORMAT}
-    bodies.by_name["CalledFunction"]["properties"]["arguments"] = {"type": "string", "format": "json-object"}
+    for name in ("CalledFunction", "FunctionCall"):
+        bodies.by_name[name]["properties"]["arguments"] = {"type": "string", "format": "json-object"}
     return {
         "openapi": "3.2.0",  # the first that can describe events
         "info": {"title": "ostinato", "version": version("ostinato"), "description": _ABOUT},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+
+from ostinato.engines.errors import RequestError
 
 from .grammar_spec import GrammarSpec
 from .serve_limits import ServeLimits
@@ -38,3 +40,16 @@ class OfferedTools:
         """For one choice."""
         use = self._use
         return ToolCallParser(self._style, use.names, is_forced=use.is_forced, at_most_one=use.at_most_one)
+
+
+def answer_grammar(
+    own_form: Callable[[], GrammarSpec | None], tools: OfferedTools | None, limits: ServeLimits
+) -> GrammarSpec | None:
+    """What an answer is held to, if anything. RequestError where both its own form and its tools would have a say."""
+    form = own_form()
+    if tools is None or form is None:
+        return form if tools is None else tools.grammar(limits)
+    raise RequestError(
+        "tools and a form of the whole answer contradict each other: leave one of them out, or set tool_choice to none",
+        param=form.param,
+    )

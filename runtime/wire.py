@@ -35,9 +35,20 @@ MAX_NAME_CHARS = 64
 MAX_PATH_PARTS = 8
 MAX_SALT_CHARS = 256
 MAX_PRIORITY = 2**31 - 1
+KIND = "kind:"  # begins a union's tag, which is no part of a body's path
 
 # Fields of OpenAI's that are not served: name -> the values that ask for nothing.
+UNSERVED_ANYWHERE: Mapping[str, tuple[object, ...]] = {
+    "moderation": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+}
 UNSERVED: Mapping[str, tuple[object, ...]] = {
+    **UNSERVED_ANYWHERE,
     "audio": (),
     "function_call": ("none",),
     "functions": ([],),
@@ -47,16 +58,9 @@ UNSERVED: Mapping[str, tuple[object, ...]] = {
     "guided_regex": (),
     "metadata": ({},),
     "modalities": (["text"],),
-    "moderation": (),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "prompt_cache_key": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
     "reasoning_effort": ("none",),
-    "safety_identifier": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
     "tool_choice": ("none",),
     "tools": ([],),
     "verbosity": (),
@@ -208,7 +212,8 @@ def _refusal(error: ValidationError) -> RequestError:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    return ".".join(_clip(str(part), MAX_NAME_CHARS) for part in location[:MAX_PATH_PARTS])
+    parts = [part for part in map(str, location) if not part.startswith(KIND)]
+    return ".".join(_clip(part, MAX_NAME_CHARS) for part in parts[:MAX_PATH_PARTS])
 
 
 def _clip(text: str, limit: int) -> str:

@@ -1,4 +1,4 @@
-"""The body of /v1/responses: input items, text format and its own fields (lines run per request).
+"""The body of /v1/responses: text format and its own fields (lines run per request).
 
 Nothing is stored: each call brings its whole conversation.
 """
@@ -16,76 +16,30 @@ from ostinato.engines.errors import RequestError
 from .grammar_spec import GrammarSpec
 from .request import SamplingParams
 from .serve_limits import ServeLimits
-from .wire import Name, SamplingFields, WireModel, check_stream, check_top_logprobs, plain_turn, sampling_params
+from .wire import UNSERVED_ANYWHERE, Name, SamplingFields, WireModel, check_stream, check_top_logprobs, sampling_params
+from .wire_flat_tools import FlatToolFields
+from .wire_items import InputItem, turns_of
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 
 # Fields of OpenAI's that are not served: name -> the values that ask for nothing.
 UNSERVED: Mapping[str, tuple[object, ...]] = {
+    **UNSERVED_ANYWHERE,
     "background": (False,),
     "context_management": ([],),
     "conversation": (),
     "max_tool_calls": (),
-    "moderation": (),
-    "parallel_tool_calls": (True, False),
     "previous_response_id": (),
     "prompt": (),
-    "prompt_cache_key": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
     "reasoning": ({}, {"effort": None}, {"effort": "none"}),
-    "safety_identifier": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
 }
-
-
-_UNSERVED_ITEMS = ("function_call", "function_call_output", "item_reference", "reasoning", "custom_tool_call")
-
-
-class InputText(WireModel):
-    """Text of a turn; what came with an answer that is sent back is not read."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    logprobs: list[Any] | None = None
-
-
-def _as_parts(value: object) -> object:
-    if isinstance(value, str):
-        return [{"type": "input_text", "text": value}]
-    if not isinstance(value, list):
-        raise ValueError("give a string or a list of text parts")
-    return value
-
-
-class InputMessage(WireModel):
-    """A turn of the conversation, or an answer's message sent back."""
-
-    type: Literal["message"] | None = None
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        list[InputText], FailFast(), BeforeValidator(_as_parts, json_schema_input_type=str | list[InputText])
-    ]
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_served(cls, item: object) -> object:
-        if isinstance(item, dict) and (kind := item.get("type")) in _UNSERVED_ITEMS:
-            raise ValueError(f"items of type {kind} are not supported here: send messages")
-        return item
 
 
 def _as_items(value: object) -> object:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
-        raise ValueError("give a string or a list of messages")
+        raise ValueError("give a string or a list of items")
     return value
 
 
@@ -135,15 +89,15 @@ Label = Annotated[str, StringConstraints(max_length=64)]
 Note = Annotated[str, StringConstraints(max_length=512)]
 
 
-class ResponseBody(SamplingFields):
+class ResponseBody(SamplingFields, FlatToolFields):
     """A call of /v1/responses."""
 
     unserved: ClassVar[Mapping[str, tuple[object, ...]]] = UNSERVED
 
     input: Annotated[
-        list[InputMessage],
+        list[InputItem],
         FailFast(),
-        BeforeValidator(_as_items, json_schema_input_type=str | Annotated[list[InputMessage], Field(min_length=1)]),
+        BeforeValidator(_as_items, json_schema_input_type=str | Annotated[list[InputItem], Field(min_length=1)]),
     ]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -165,7 +119,12 @@ class ResponseBody(SamplingFields):
         if not self.input:
             raise RequestError("input has no items: give one or more", param="input")
         told = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        return [*told, *(plain_turn(item.role, item.content) for item in self.input)]
+        return [*told, *turns_of(self.input)]
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What errors call a field by, where this body has another name for it."""
+        return {"max_tokens": "max_output_tokens", "prompt": "input", "messages": "input", **self.names_in_tools}
 
     def grammar(self) -> GrammarSpec | None:
         return None if self.text is None or self.text.format is None else self.text.format.spec()

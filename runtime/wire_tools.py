@@ -20,6 +20,7 @@ from .wire import Name, WireModel
 
 Mode = Literal["auto", "required", "named"]
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+Word = Literal["none", "auto", "required"]
 _WORDS = ("none", "auto", "required")
 
 
@@ -67,21 +68,26 @@ class NamedChoice(WireModel):
     function: NamedFunction
 
 
-def _as_choice(value: object) -> object:
-    """Each wrong form told apart: a union's own errors name its members."""
+def check_choice(value: object, named: str) -> object:
+    """Each wrong form told apart: a union's own errors name its members. `named`: how this body names a function."""
     if value in _WORDS:
         return value
     if isinstance(value, dict) and value.get("type") == "function":
         return value
     if isinstance(value, dict) and value.get("type") == "allowed_tools":
         raise ValueError("allowed_tools is not supported here: list those tools only, and leave the others out")
-    raise ValueError('give "none", "auto", "required" or {"type": "function", "function": {"name": …}}')
+    raise ValueError(f'give "none", "auto", "required" or {named}')
 
 
-ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedChoice, BeforeValidator(_as_choice)]
+def _as_choice(value: object) -> object:
+    return check_choice(value, '{"type": "function", "function": {"name": …}}')
 
 
-def _as_arguments(text: str) -> str:
+ToolChoice = Annotated[Word | NamedChoice, BeforeValidator(_as_choice)]
+
+
+def checked_arguments(text: str) -> str:
+    """The text of a call's arguments; ValueError if it can't be."""
     if not isinstance(parsed_arguments(text), dict):
         raise ValueError("this is not the text of a JSON object: send the arguments as they came")
     return text
@@ -99,7 +105,7 @@ class CalledFunction(WireModel):
     """What was called."""
 
     name: Name
-    arguments: Annotated[str, AfterValidator(_as_arguments)]
+    arguments: Annotated[str, AfterValidator(checked_arguments)]
 
 
 class ToolCall(WireModel):
@@ -144,20 +150,31 @@ class ToolFields(WireModel):
 
     def tool_use(self, limits: ServeLimits) -> ToolUse | None:
         """None where the model is to know of no tools. RequestError where the fields contradict each other."""
-        tools, choice = tuple(self.tools), self.tool_choice
-        if not tools:
-            if choice not in (None, "none"):
-                raise RequestError("tool_choice needs tools: list them, or leave it out", param="tool_choice")
-            return None
-        _check_tools(tools, limits)
-        if choice == "none":
-            return None
-        if isinstance(choice, NamedChoice):
-            name = choice.function.name
-            if name not in {tool.function.name for tool in tools}:
-                raise RequestError("tool_choice names a function that tools does not list", param="tool_choice")
-            return ToolUse(tools, "named", name, at_most_one=True)
-        return ToolUse(tools, choice or "auto", at_most_one=self.parallel_tool_calls is False)
+        choice = self.tool_choice
+        word, name = (None, choice.function.name) if isinstance(choice, NamedChoice) else (choice, None)
+        return tool_use(self.tools, word, name, self.parallel_tool_calls, limits)
+
+
+def tool_use(
+    offered: Sequence[Tool], word: Word | None, name: str | None, parallel: bool | None, limits: ServeLimits
+) -> ToolUse | None:
+    """What tools and choice (a word, or a function's name) come to; None where the model is to know of no tools.
+
+    RequestError where they contradict each other.
+    """
+    tools = tuple(offered)
+    if not tools:
+        if name is not None or word not in (None, "none"):
+            raise RequestError("tool_choice needs tools: list them, or leave it out", param="tool_choice")
+        return None
+    _check_tools(tools, limits)
+    if word == "none":
+        return None
+    if name is None:
+        return ToolUse(tools, word or "auto", at_most_one=parallel is False)
+    if name not in {tool.function.name for tool in tools}:
+        raise RequestError("tool_choice names a function that tools does not list", param="tool_choice")
+    return ToolUse(tools, "named", name, at_most_one=True)
 
 
 def _check_tools(tools: Sequence[Tool], limits: ServeLimits) -> None:

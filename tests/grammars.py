@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,12 +19,14 @@ from ostinato.plugins.sampling_rows import F32, Sampled
 from ostinato.runtime.batch import Batch
 from ostinato.runtime.grammar_guide import Grammar
 from ostinato.runtime.grammar_spec import GrammarSpec
+from ostinato.runtime.grammar_trial import GrammarsBusyError
 from ostinato.runtime.grammars import Grammars
 from ostinato.runtime.guide import Guide
 from ostinato.runtime.host_ticket import HostTicket
 from ostinato.runtime.serve_limits import ServeLimits
 from ostinato.runtime.tokenizer import Tokenizer
 from tests.fakes import PosLM, sampled_on_host
+from tests.serving import PATIENCE_SECONDS
 from tests.tokenizers import EOS, EOT, SYS, byte_level
 
 PIECES: Mapping[int, str] = dict(enumerate(
@@ -68,6 +71,15 @@ class Bench:
 
     def compile(self, spec: GrammarSpec) -> Grammar:
         return asyncio.run(self.grammars.compile(spec))
+
+    def compile_in_turn(self, spec: GrammarSpec) -> Grammar:
+        """Comes again as long as it is told that the machine is busy."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return self.compile(spec)
+            except GrammarsBusyError:
+                assert time.monotonic() < until
 
     def of_schema(self, schema: object) -> Grammar:
         return self.compile(schema_spec(schema))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -206,6 +207,15 @@ def serving(
         server.should_exit = True
         thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive(), "the server did not stop"
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that the system gives to nobody else while the block lasts, and where a server may still listen."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does; this one never listens
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def await_true(condition: Callable[[], bool], complaint: str) -> None:

@@ -2,9 +2,13 @@
 
 import { byId, html, setText } from "./element.js";
 import { milliseconds } from "./number.js";
-import { fillLegend, fillNumbers, stackedBar } from "./timings.js";
+import { fillLegend, fillNumbers, spansOf, stackedBar } from "./timings.js";
 
 const SHOWN = 6;
+
+function ended(request) {
+  return [...new Set(request.finish_reasons)].sort().join(", ");
+}
 
 export class Requests {
   constructor() {
@@ -28,14 +32,14 @@ export class Requests {
 
   draw() {
     const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.id : null;
-    const longest = Math.max(...this.recent.map((request) => request.seconds));
+    const longest = Math.max(...this.recent.map((request) => request.total_ms / 1000));
     this.list.replaceChildren(
       ...this.recent.map((request) => {
         const name = request.id.replace(/^req-/, "").slice(0, 6);
-        const text = `${milliseconds(request.seconds)}, ${request.ended}`;
+        const time = milliseconds(request.total_ms / 1000);
         return html(
-          "li", { tabindex: 0, "data-id": request.id, "aria-label": `request ${name}: ${text}` },
-          html("code", {}, name), stackedBar(request.spans, longest), html("span", { class: "number" }, milliseconds(request.seconds)),
+          "li", { tabindex: 0, "data-id": request.id, "aria-label": `request ${name}: ${time}, ${ended(request)}` },
+          html("code", {}, name), stackedBar(spansOf(request), longest), html("span", { class: "number" }, time),
         );
       }),
     );
@@ -61,11 +65,11 @@ export class Requests {
       setText(byId("span-caption"), "No request has ended yet");
       return;
     }
-    const tokens = `${request.num_prompt} + ${request.num_output} tokens`;
-    const caption = `${request.id.replace(/^req-/, "").slice(0, 6)} · ${request.ended} · ${tokens}`;
+    const tokens = `${request.prompt_tokens} + ${request.output_tokens} tokens`;
+    const caption = `${request.id.replace(/^req-/, "").slice(0, 6)} · ${ended(request)} · ${tokens}`;
     if (byId("span-caption").textContent === caption) return;
     setText(byId("span-caption"), caption);
-    fillNumbers(byId("span-numbers"), request.spans);
+    fillNumbers(byId("span-numbers"), spansOf(request));
     for (const line of this.list.children) line.classList.toggle("chosen", line.dataset.id === request.id);
   }
 }

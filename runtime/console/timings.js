@@ -18,6 +18,11 @@ export function groupOf(name) {
   return GROUPS.find((group) => group.names.includes(first)) || GROUPS[0];
 }
 
+/** What is told of a call, or nothing yet → pairs of span name and seconds. */
+export function spansOf(told) {
+  return Object.entries(told?.spans_ms || {}).map(([name, ms]) => [name, ms / 1000]);
+}
+
 /** Pairs of span name and seconds → seconds by group, in order, without empty ones. */
 export function byGroup(spans) {
   return GROUPS.map((group) => ({
@@ -58,7 +63,7 @@ export function fillLegend(list) {
 
 /** The timings that an answer carries, under the playground. */
 export function showTimings(box, timings) {
-  const spans = timings && timings.spans_ms ? Object.entries(timings.spans_ms).map(([name, ms]) => [name, ms / 1000]) : [];
+  const spans = spansOf(timings);
   box.replaceChildren();
   if (!spans.length) return;
   const whole = spans.reduce((sum, [, seconds]) => sum + seconds, 0);

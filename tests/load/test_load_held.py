@@ -28,7 +28,7 @@ async def hold(server: ToyProcess) -> tuple[list[tuple[int, Heard]], list[int], 
 
     async def caller(connections: aiohttp.ClientSession, first: int) -> None:
         number = first
-        while time.monotonic() < until:
+        while time.monotonic() < until or len(heard) < 2 * NUM_CALLERS:
             number = (number + 1) % NUM_BODIES
             heard.append((number, await call(connections, server.url, body(number, stream=first % 3 > 0))))
 

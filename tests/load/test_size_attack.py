@@ -14,7 +14,7 @@ from tests.load.toy_process import Toy, ToyProcess, toy_process
 from tests.raw_http import connect, exchange, post, read_reply, send
 from tests.scale import IS_SOAK, scaled
 
-TOY = Toy(body_seconds=scaled(2, 30))
+TOY = Toy(body_seconds=scaled(6, 30))  # in which a large body must have come
 NUM_SLOW = scaled(25, 500)
 NUM_PARTS = scaled(160, 3200)  # of 64 KiB, at full size 200 MB
 PAUSE_SECONDS = scaled(1, 10) / 10  # between a slow sender's bytes

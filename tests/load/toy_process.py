@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from tests.serving import PATIENCE_SECONDS, await_true
+from tests.serving import PATIENCE_SECONDS, await_true, reserved_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,17 +70,16 @@ def resident_bytes(pid: int) -> int:
 @contextmanager
 def toy_process(folder: Path, toy: Toy, *, wait: bool = True, **options: Any) -> Iterator[ToyProcess]:
     """`options` are those of Popen. Its stderr goes to a file unless they say otherwise."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     log = folder / "server.log"
-    command = [sys.executable, "-m", "tests.load.toy_app", str(folder), str(port), json.dumps(asdict(toy))]
-    with log.open("wb") as stderr:
-        process = subprocess.Popen(command, cwd=ROOT, **{"stderr": stderr} | options)
-    served = ToyProcess(f"http://127.0.0.1:{port}", process, log)
-    try:
-        if wait:
-            await_true(served.is_ready, "the process did not start")
-        yield served
-    finally:
-        process.kill()
-        process.wait()
+    with reserved_port() as port:
+        command = [sys.executable, "-m", "tests.load.toy_app", str(folder), str(port), json.dumps(asdict(toy))]
+        with log.open("wb") as stderr:
+            process = subprocess.Popen(command, cwd=ROOT, **{"stderr": stderr} | options)
+        served = ToyProcess(f"http://127.0.0.1:{port}", process, log)
+        try:
+            if wait:
+                await_true(served.is_ready, "the process did not start")
+            yield served
+        finally:
+            process.kill()
+            process.wait()

@@ -42,6 +42,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOOLS: Any = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
+FLAT_TOOLS: Any = [{"type": "function", "name": "look", "description": "d", "parameters": SCHEMA, "strict": True}]
 CHAT_EXTRAS: dict[str, dict[str, Any]] = {
     "n": {"n": 3},
     "logprobs": {"logprobs": True, "top_logprobs": 4},
@@ -84,6 +85,22 @@ RESPONSE_EXTRAS: dict[str, dict[str, Any]] = {
     "metadata": {"metadata": {"a": "b"}, "store": False, "truncation": "disabled"},
     "format": {"text": {"format": {"type": "text"}}},
     "schema": {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}, "max_output_tokens": 40},
+    "tools": {"tools": FLAT_TOOLS, "tool_choice": "required", "max_output_tokens": 60},
+    "named tool": {
+        "tools": FLAT_TOOLS,
+        "tool_choice": {"type": "function", "name": "look"},
+        "parallel_tool_calls": False,
+        "max_output_tokens": 60,
+    },
+    "offered": {"tools": FLAT_TOOLS, "tool_choice": "auto"},
+    "no tool": {"tools": FLAT_TOOLS, "tool_choice": "none"},
+    "called": {
+        "input": [
+            {"role": "user", "content": "hi"},
+            {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "look", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": "call_1", "output": "dark"},
+        ]
+    },
 }
 
 
@@ -208,6 +225,9 @@ def test_responses(strict: openai.OpenAI, fields: dict[str, Any]) -> None:
     final = events[-1].response
     assert final.status == whole.status
     assert final.output_text == whole.output_text
+    assert [(item.type, getattr(item, "arguments", None)) for item in final.output] == [
+        (item.type, getattr(item, "arguments", None)) for item in whole.output
+    ]
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
     assert final.usage == whole.usage or final.usage.input_tokens_details != whole.usage.input_tokens_details
 

@@ -15,9 +15,9 @@ from ostinato.runtime.serve_limits import ServeLimits
 from tests.fakes import PosLM
 from tests.http_calls import LIMITS
 from tests.raw_http import connect, exchange, is_closed, post, read_reply, send
-from tests.serving import ANY_PORTS, MODEL, PATIENCE_SECONDS, VOCAB_SIZE, Running, serving
+from tests.serving import ANY_PORTS, MODEL, PATIENCE_SECONDS, VOCAB_SIZE, Running, await_true, serving
 
-HEAD_SECONDS = UNREAD_SECONDS = 0.5
+HEAD_SECONDS, UNREAD_SECONDS = 2.0, 1.0
 BODY = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 3, "temperature": 0}).encode()
 HEALTH = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 CHUNKED = "transfer-encoding: chunked"
@@ -181,7 +181,7 @@ def test_answers_that_nobody_reads_hold_no_connection(running: Running) -> None:
         connection.settimeout(PATIENCE_SECONDS)
         connection.connect(("127.0.0.1", int(running.url.rpartition(":")[2])))
         send(connection, ask * num_asked)
-        time.sleep(4 * UNREAD_SECONDS)
+        await_true(lambda: not running.server.server_state.connections, "he holds a connection")
         with contextlib.suppress(ConnectionError):
             while part := connection.recv(2**16):
                 num_bytes += len(part)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -17,7 +18,7 @@ from ostinato.engines.errors import OstinatoError
 from ostinato.runtime.otel import ENDPOINT, Tracer, open_tracer
 from tests.fakes import PosLM, make_limits
 from tests.http_calls import complete
-from tests.serving import VOCAB_SIZE, await_true, serving
+from tests.serving import MODEL, VOCAB_SIZE, await_true, serving
 
 LIMITS = make_limits()
 
@@ -82,6 +83,51 @@ def test_each_call_is_a_trace_whose_children_fill_it(tmp_path: Path, collector: 
     assert about["gen_ai.usage.output_tokens"].int_value == 4
     assert about["http.response.status_code"].int_value == 200
     assert not any(b"secret" in body for body in collector.bodies)
+
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+GIVEN = f"00-{TRACE}-{PARENT}-01"
+
+
+def spans_of(tmp_path: Path, collector: Collector, *heads: list[tuple[str, str]]) -> list[Span]:
+    """One call with each of these heads; what the collector gets of them, but not their pieces."""
+    with serving(tmp_path, LIMITS, PosLM(LIMITS, VOCAB_SIZE)) as server, server.client() as client:
+        recent = server.bridge.ledger.recent
+        server.bridge.ledger.tracer = open_tracer(None, {ENDPOINT: collector.url})
+        for head in heads:
+            body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
+            fields = httpx.Headers(head, encoding="latin-1")
+            assert client.post("/v1/completions", json=body, headers=fields).status_code == 200
+        await_true(lambda: len(recent.last()) == len(heads), "calls are missing")
+    return [span for span in collector.spans if span.name == "/v1/completions"]
+
+
+def test_a_callers_span_is_the_parent(tmp_path: Path, collector: Collector) -> None:
+    states = [("tracestate", "a=1"), ("tracestate", "b=2")]
+    later = [("traceparent", f"cc-{TRACE}-{PARENT}-01-what-the-future-brings")]
+    unsampled = [("traceparent", GIVEN[:-1] + "0")]
+    calls = spans_of(tmp_path, collector, [("TraceParent", GIVEN), *states], later, unsampled)
+    assert len(calls) == 2  # who asks not to be sampled is not
+    for call in calls:
+        assert (call.trace_id.hex(), call.parent_span_id.hex()) == (TRACE, PARENT)
+        assert call.kind == Span.SPAN_KIND_SERVER
+        pieces = [span for span in collector.spans if span.parent_span_id == call.span_id]
+        assert len(pieces) > 3
+        assert {piece.trace_id.hex() for piece in pieces} == {TRACE}
+    assert [call.trace_state for call in calls] == ["a=1,b=2", ""]
+
+
+def test_a_malformed_parent_is_none(tmp_path: Path, collector: Collector) -> None:
+    wrong = [
+        "", "x", GIVEN.upper(), GIVEN[:-1], GIVEN + "-00", GIVEN + "0", GIVEN.replace("-", "_"), "ff" + GIVEN[2:],
+        f"00-{'0' * 32}-{PARENT}-01", f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE}-{PARENT}-é1",
+        "cc" + GIVEN[2:] + "-" * 600,
+    ]  # fmt: skip
+    twice = [("traceparent", GIVEN)] * 2
+    calls = spans_of(tmp_path, collector, *([("traceparent", value)] for value in wrong), twice)
+    assert len(calls) == len(wrong) + 1
+    assert not any(call.parent_span_id for call in calls)
+    assert len({call.trace_id for call in calls} | {bytes.fromhex(TRACE)}) == len(calls) + 1
 
 
 def test_without_an_endpoint_nothing_is_sent_and_a_wrong_one_is_refused() -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import pytest
 
 from ostinato.engines.shards import Shards
 from tests.scale import only_in_a_soak
+from tests.serving import reserved_port
 from tests.sim.standin_builds import tiny_bundle
 
 from .test_ranks import ROOT, eventually, is_alive
@@ -55,24 +55,22 @@ class Served:
 
 @contextmanager
 def served(bundle: Path) -> Iterator[Served]:
-    with socket.socket() as free, socket.socket() as also_free:
-        for probe in (free, also_free):
-            probe.bind(("127.0.0.1", 0))
-        port, metrics_port = free.getsockname()[1], also_free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.sim.serve_simulated", str(bundle), "--port", str(port)]
-    command += ["--metrics-port", str(metrics_port)]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S, verify=False)  # loading CAs is slow
-    server = Served(process, client, f"http://127.0.0.1:{metrics_port}")
-    try:
-        assert eventually(server.is_ready, PATIENCE_S)
-        (pid,) = server.rank_pids()
-        yield server
-        assert eventually(lambda: not is_alive(pid))
-    finally:
-        client.close()
-        process.kill()
-        process.communicate()
+    with reserved_port() as port, reserved_port() as metrics_port:
+        command = [sys.executable, "-m", "tests.sim.serve_simulated", str(bundle), "--port", str(port)]
+        command += ["--metrics-port", str(metrics_port)]
+        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        url = f"http://127.0.0.1:{port}"
+        client = httpx.Client(base_url=url, timeout=PATIENCE_S, verify=False)  # loading CAs is slow
+        server = Served(process, client, f"http://127.0.0.1:{metrics_port}")
+        try:
+            assert eventually(server.is_ready, PATIENCE_S)
+            (pid,) = server.rank_pids()
+            yield server
+            assert eventually(lambda: not is_alive(pid), PATIENCE_S)
+        finally:
+            client.close()
+            process.kill()
+            process.communicate()
 
 
 def events(lines: Iterator[str]) -> Iterator[dict[str, object]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from ostinato.runtime.serve_config import ServeConfig
 from ostinato.runtime.server import Server, run
 from ostinato.runtime.server_app import create_app
 from tests.http_calls import LIMITS, complete, error_of, payloads
-from tests.serving import ANY_PORTS, MODEL, PATIENCE_SECONDS, GatedLM, TapeLM, await_true, serving
+from tests.serving import ANY_PORTS, MODEL, PATIENCE_SECONDS, GatedLM, TapeLM, await_true, reserved_port, serving
 
 
 def test_draining_ends_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
@@ -142,34 +143,58 @@ run(create_app(lambda: Served(MODEL, bridge), ServeConfig(port=int(sys.argv[2]),
 
 
 HUNG_PROCESS = """
-import logging, sys, time
+import logging, sys, threading
 from ostinato.runtime.serve_config import ServeConfig
 from ostinato.runtime.server import run
 from ostinato.runtime.server_app import create_app
 logging.basicConfig(level=logging.INFO)
-run(create_app(lambda: time.sleep(1000), ServeConfig(port=int(sys.argv[1]), metrics_port=None)))
+
+def load():
+    logging.info("loading")
+    threading.Event().wait()
+
+run(create_app(load, ServeConfig(port=0, metrics_port=0)))
 """
 
 
-def test_a_second_ctrl_c_ends_a_process_whose_loading_hangs() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-c", HUNG_PROCESS, str(port)]
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_process_that_still_loads(sign: signal.Signals) -> None:
+    """At once, though its loading never ends; with a caller who is connected and one who is in the middle of a call."""
+    command = [sys.executable, "-c", HUNG_PROCESS]
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
+        lines: list[str] = []
         try:
-            for signalled_at in ("Application startup complete", "Waiting for application shutdown"):
-                assert any(signalled_at in line for line in process.stderr)
-                process.send_signal(signal.SIGINT)
-            assert process.wait(PATIENCE_SECONDS) == 130
+            while not (lines and "Application startup complete" in lines[-1]):
+                lines.append(process.stderr.readline())
+                assert lines[-1], "the process ended"
+            url = re.search(r"listening on (\S+),", "".join(lines)).group(1)  # type: ignore[union-attr]
+            with httpx.Client(base_url=url, timeout=PATIENCE_SECONDS, verify=False) as client:
+                error_of(client.get("/health/ready"), 503)
+                with socket.create_connection((client.base_url.host, client.base_url.port)) as half:
+                    half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
+                    process.send_signal(sign)
+                    told = process.stderr.read()
+                    assert process.wait(PATIENCE_SECONDS) == 0
+            assert "stopping: the model is still loading" in told
+            assert "Traceback" not in told
         finally:
             process.kill()
 
 
+def test_a_signal_before_the_start_loads_nothing() -> None:
+    server = Server(create_app(lambda: pytest.fail("loaded"), ANY_PORTS))
+    server.handle_exit(signal.SIGTERM, None)
+    server.run()
+    assert server.door.failure is None
+
+
 def test_a_process_that_is_told_to_end_lets_its_streams_end_and_exits_with_0(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-c", TOY_PROCESS, str(tmp_path), str(port)]
+    with reserved_port() as port:
+        _end_while_streaming([sys.executable, "-c", TOY_PROCESS, str(tmp_path), str(port)], port)
+
+
+def _end_while_streaming(command: list[str], port: int) -> None:
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
     client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_SECONDS, verify=False)
 
@@ -215,6 +240,6 @@ def test_while_loading_only_liveness_is_green_and_a_failure_to_load_stops_the_se
         ):
             assert "loading" in error_of(response, 503)["message"]
     loading.set()
-    thread.join(20)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
     assert str(server.door.failure).startswith("no bundle")

@@ -28,7 +28,7 @@ TWO_ROWS = make_limits(max_rows=2)
 @pytest.mark.parametrize("call", [complete, chat])
 def test_who_gets_no_turn_in_time_is_told_so(tmp_path: Path, call: Callable[..., httpx.Response]) -> None:
     gated = GatedLM(TapeLM(b"0123456789", 0 if call is complete else CHAT_FRAME))
-    config = replace(ANY_PORTS, limits=ServeLimits(wait_seconds=0.4))
+    config = replace(ANY_PORTS, limits=ServeLimits(wait_seconds=2.0))
     with (
         serving(tmp_path, TWO_ROWS, gated, config=config) as server,
         server.client() as client,
@@ -44,7 +44,7 @@ def test_who_gets_no_turn_in_time_is_told_so(tmp_path: Path, call: Callable[...,
         assert error_of(refused, 503)["code"] == "queue_timeout"
         assert int(refused.headers["retry-after"]) > 0
         error = payloads(cut)[-1]["error"]
-        assert (error["code"], "0.4 s" in error["message"]) == ("queue_timeout", True)
+        assert (error["code"], "2 s" in error["message"]) == ("queue_timeout", True)
         gated.permit(100)
         stream, whole = (future.result() for future in running)
         assert [payloads(stream)[-1]["choices"][0]["finish_reason"], whole.json()["choices"][0]["finish_reason"]] == [
@@ -55,7 +55,7 @@ def test_who_gets_no_turn_in_time_is_told_so(tmp_path: Path, call: Callable[...,
 
 def test_a_call_of_which_a_choice_runs_is_not_in_the_queue(tmp_path: Path) -> None:
     gated = GatedLM(TapeLM(b"01", 0))
-    config = replace(ANY_PORTS, limits=ServeLimits(wait_seconds=0.2))
+    config = replace(ANY_PORTS, limits=ServeLimits(wait_seconds=1.5))
     with (
         serving(tmp_path, TWO_ROWS, gated, config=config) as server,
         server.client() as client,
@@ -63,7 +63,7 @@ def test_a_call_of_which_a_choice_runs_is_not_in_the_queue(tmp_path: Path) -> No
     ):
         call = pool.submit(complete, client, n=5, temperature=0)
         gated.await_step()
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + 4.0
         await_true(lambda: time.monotonic() > deadline, "the clock stands still")
         assert not call.done()
         gated.permit(100)
@@ -72,7 +72,7 @@ def test_a_call_of_which_a_choice_runs_is_not_in_the_queue(tmp_path: Path) -> No
 
 def test_a_call_lasts_no_longer_than_allowed_and_its_rows_come_free(tmp_path: Path) -> None:
     gated = GatedLM(TapeLM(b"0123456789" * 9, 0))
-    config = replace(ANY_PORTS, limits=ServeLimits(request_seconds=0.6))
+    config = replace(ANY_PORTS, limits=ServeLimits(request_seconds=2.0))
     with (
         serving(tmp_path, LIMITS, gated, config=config) as server,
         server.client() as client,
@@ -82,7 +82,7 @@ def test_a_call_lasts_no_longer_than_allowed_and_its_rows_come_free(tmp_path: Pa
         gated.permit(3)
         refused, cut = (future.result() for future in calls)
         error = error_of(refused, 408)
-        assert (error["code"], "0.6 s" in error["message"]) == ("call_timeout", True)
+        assert (error["code"], "2 s" in error["message"]) == ("call_timeout", True)
         *chunks, last = payloads(cut)
         assert last["error"]["code"] == "call_timeout"
         assert "0123456789".startswith("".join(chunk["choices"][0]["text"] for chunk in chunks))

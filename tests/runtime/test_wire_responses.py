@@ -12,6 +12,7 @@ from ostinato.runtime.grammar_spec import GrammarSpec
 from ostinato.runtime.request import SamplingParams
 from ostinato.runtime.serve_limits import ServeLimits
 from ostinato.runtime.wire import parse_body
+from ostinato.runtime.wire_chat import ChatBody
 from ostinato.runtime.wire_responses import INCLUDE_LOGPROBS, UNSERVED, ResponseBody
 
 LIMITS = ServeLimits()
@@ -83,9 +84,96 @@ def test_input_that_is_refused(given: object) -> None:
 
 
 def test_items_that_are_not_served_are_named() -> None:
-    error = refused(input=[{"role": "user", "content": "a"}, {"type": "function_call_output", "call_id": "1"}])
+    error = refused(input=[{"role": "user", "content": "a"}, {"type": "item_reference", "id": "1"}])
     assert error.param == "input.1"
-    assert "function_call_output are not supported" in str(error)
+    assert "item_reference are not supported" in str(error)
+
+
+def call(call_id: str, name: str = "now", **fields: Any) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": name, "arguments": "{}"} | fields
+
+
+def result(call_id: str, output: Any = "5", **fields: Any) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": output} | fields
+
+
+def test_calls_and_results_become_turns() -> None:
+    said = {"type": "message", "role": "assistant", "content": "Let me see.", "id": "msg_1", "status": "completed"}
+    items = [
+        {"role": "user", "content": "a"},
+        *(said, call("1", id="fc_1", status="completed"), call("2", "add", arguments='{"x": [1]}')),
+        *(result("1", [{"type": "input_text", "text": "noon"}]), result("2"), result("3", name="who"), call("4")),
+    ]
+    first = {"id": "1", "type": "function", "function": {"name": "now", "arguments": {}}}
+    second = {"id": "2", "type": "function", "function": {"name": "add", "arguments": {"x": [1]}}}
+    assert response(input=items).messages() == [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [first, second]},
+        {"role": "tool", "content": "noon", "tool_call_id": "1", "name": "now"},
+        {"role": "tool", "content": "5", "tool_call_id": "2", "name": "add"},
+        {"role": "tool", "content": "5", "tool_call_id": "3", "name": "who"},
+        {"role": "assistant", "content": "", "tool_calls": [first | {"id": "4"}]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        (call("1", arguments="[]"), "input.0.arguments"), (call("1", arguments="{"), "input.0.arguments"),
+        (call("1", "a b"), "input.0.name"), (call("1", weight=1), "input.0.weight"),
+        (call("1", output="x"), "input.0.output"), ({"type": "function_call", "name": "now"}, "input.0.call_id"),
+        (result("1", 5), "input.0.output"), (result("1", [{"type": "input_image"}]), "input.0.output.0.type"),
+        (result("1", role="tool"), "input.0.role"),
+    ],
+)  # fmt: skip
+def test_wrong_calls_and_results_are_refused_by_their_path(item: Any, param: str) -> None:
+    assert refused(input=[item]).param == param
+
+
+NAMED = {"type": "function"}
+NOW = {"type": "function", "name": "now"}
+ADD = {"type": "function", "name": "add", "description": "d", "parameters": {"type": "object"}, "strict": True}
+
+
+def test_flat_tools_are_the_chats() -> None:
+    chosen: list[Any] = [None, "auto", "required", "none", {"type": "function", "name": "add"}]
+    for choice in chosen:
+        for parallel in (None, True, False):
+            fields = {"tools": [NOW, ADD], "tool_choice": choice, "parallel_tool_calls": parallel}
+            nested = [
+                {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+                for tool in (NOW, ADD)
+            ]
+            named = choice if choice in (None, "auto", "required", "none") else {"function": {"name": "add"}} | NAMED
+            chat = json.dumps(
+                {"model": "toy", "messages": [{"role": "user", "content": "x"}]}
+                | fields
+                | {"tools": nested, "tool_choice": named}
+            )
+            wanted = parse_body(ChatBody, chat.encode()).tool_use(LIMITS)
+            assert response(**fields).tool_use(LIMITS) == wanted
+    assert response().tool_use(LIMITS) is None
+    assert response(tools=[]).tool_use(LIMITS) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools.0"), ({"tools": [{"type": "function"}]}, "tools.0.name"),
+        ({"tools": [{"type": "function", "function": {"name": "now"}}]}, "tools.0.name"),
+        ({"tools": [NOW | {"parameters": {"type": "array"}}]}, "tools.0.parameters"),
+        ({"tools": [NOW, NOW]}, "tools.1.function.name"), ({"tools": [NOW] * 129}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"), ({"tools": [NOW], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [NOW], "tool_choice": {"type": "function", "name": "add"}}, "tool_choice"),
+        ({"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "now"}}}, "tool_choice"),
+        ({"tools": [NOW], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
+        ({"tools": [NOW], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+    ],
+)  # fmt: skip
+def test_wrong_tools_are_refused_by_their_path(fields: Any, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        response(**fields).tool_use(LIMITS)
+    assert (caught.value.param or "").startswith(param)
 
 
 def test_sampling_fields_arrive() -> None:

@@ -12,17 +12,17 @@ from unittest import mock
 from ostinato.engines.bundle import open_bundle
 from ostinato.engines.errors import OstinatoError
 from ostinato.engines.targets import GPU_TARGETS
-from ostinato.runtime import ranks
+from ostinato.runtime import ranks, server
 from ostinato.runtime.config import add_arguments, config_from_args
 from ostinato.runtime.libraries import REAL
 from ostinato.runtime.rank import RankParts
 from ostinato.runtime.serve_config import ServeConfig
-from ostinato.runtime.server import serve
 
 from .rank_libraries import SIMULATED_PARTS
 from .sim_bundle import simulated
 
 ROOT = Path(__file__).parent.parent.parent
+_PATIENCE_S = 60.0
 
 
 def main(argv: list[str], parts: RankParts = SIMULATED_PARTS) -> int:
@@ -39,9 +39,11 @@ def main(argv: list[str], parts: RankParts = SIMULATED_PARTS) -> int:
     if manifest.target in GPU_TARGETS:
         libraries = simulated(args.bundle, limits=config.limits(manifest)).libraries()
     os.environ["PYTHONPATH"] = str(ROOT)  # the other ranks' processes find these tests by it
-    with mock.patch.object(ranks, "RanksExecutor", partial(ranks.RanksExecutor, parts=parts)):
+    # A simulated step may take long on a machine that does other things, too; so may what comes after a loss.
+    patient = partial(ranks.RanksExecutor, parts=parts, stall_s=_PATIENCE_S)
+    with mock.patch.object(ranks, "RanksExecutor", patient), mock.patch.object(server, "LOST_SECONDS", _PATIENCE_S):
         try:
-            return serve(served, libraries)
+            return server.serve(served, libraries)
         except OstinatoError as error:  # as the command does
             print(f"ostinato serve: {error}", file=sys.stderr)
             return 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from ostinato.engines.recipe import read_recipe
 
 from ..builder.conftest import Silent
 from ..scale import only_in_a_soak
+from ..serving import reserved_port
 from .standin_builds import build_simulated
 
 ROOT = Path(__file__).parent.parent.parent
@@ -58,24 +58,21 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def served(bundle: Path) -> Iterator[tuple[str, str]]:
     """`ostinato serve` in a process of its own; gives its addresses, the second for metrics."""
-    with socket.socket() as free, socket.socket() as also_free:
-        for probe in (free, also_free):
-            probe.bind(("127.0.0.1", 0))
-        port, metrics_port = free.getsockname()[1], also_free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.sim.serve_simulated", str(bundle), *SERVE]
-    command += ["--port", str(port), "--metrics-port", str(metrics_port)]
-    process = subprocess.Popen(command, cwd=ROOT)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        end = time.monotonic() + PATIENCE_S
-        while not _is_ready(url):
-            assert process.poll() is None, "the server ended"
-            assert time.monotonic() < end, "the server does not get ready"
-            time.sleep(0.2)
-        yield url, f"http://127.0.0.1:{metrics_port}"
-    finally:
-        process.terminate()
-        assert process.wait(PATIENCE_S) == 0
+    with reserved_port() as port, reserved_port() as metrics_port:
+        command = [sys.executable, "-m", "tests.sim.serve_simulated", str(bundle), *SERVE]
+        command += ["--port", str(port), "--metrics-port", str(metrics_port)]
+        process = subprocess.Popen(command, cwd=ROOT)
+        url = f"http://127.0.0.1:{port}"
+        try:
+            end = time.monotonic() + PATIENCE_S
+            while not _is_ready(url):
+                assert process.poll() is None, "the server ended"
+                assert time.monotonic() < end, "the server does not get ready"
+                time.sleep(0.2)
+            yield url, f"http://127.0.0.1:{metrics_port}"
+        finally:
+            process.terminate()
+            assert process.wait(PATIENCE_S) == 0
 
 
 def _is_ready(url: str) -> bool:
