@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from figures_table import FiguresTable
 from machine import save_result
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from ostinato.runtime import LLM, RuntimeConfig, SamplingParams
 from ostinato.runtime.flight import StepTimes
@@ -46,28 +46,17 @@ def measure(llm: LLM, times: list[StepTimes], rows: int, context: int, steps: in
 
 
 def print_rows(results: list[dict[str, Any]], title: str) -> None:
-    table = Table(title=f"{title}; milliseconds a step", title_justify="left")
-    for column in (
-        "rows",
-        "context",
-        "step",
-        "device",
-        "plan",
-        "pack",
-        "commit",
-        "python",
-        "tokens/s",
-    ):
-        table.add_column(column, justify="right")
+    columns = ("rows", "context", "step", "device", "plan", "pack", "commit", "python", "tokens/s")
+    table = FiguresTable(f"{title}; milliseconds a step", *columns)
     for row in results:
-        table.add_row(
+        table.add(
             str(row["rows"]),
             str(row["context"]),
             *(f"{row[name]:.2f}" for name in ("step_ms", "executor_ms", "plan_ms", "pack_ms", "commit_ms")),
             f"{row['python_share']:.1%}",
-            f"{row['tokens_per_s']:.0f}",
+            f"{row['tokens_per_s']:,.0f}",
         )
-    Console().print(table)
+    table.show()
 
 
 def resident_mib() -> float:
@@ -85,7 +74,9 @@ def main() -> int:
     times: list[StepTimes] = []
     cases = [(int(rows), int(context)) for context in args.context.split(",") for rows in args.rows.split(",")]
     with LLM(args.bundle, RuntimeConfig(prefix_cache=False), observe_step=times.append) as llm:
-        results = [measure(llm, times, *case, args.steps) for case in track(cases, "decode steps", transient=True)]
+        console = Console(stderr=True)
+        shown = track(cases, "decode steps", transient=True, console=console, disable=not console.is_terminal)
+        results = [measure(llm, times, *case, args.steps) for case in shown]
         manifest, memory = llm.manifest, resident_mib()
     print_rows(results, f"{manifest.name}: weights {manifest.weights}, KV {manifest.kv_cache}")
     pool = manifest.kv_bytes_per_block * manifest.limits.num_blocks / 2**20

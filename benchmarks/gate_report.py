@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from figures_table import FiguresTable
 from gate_measure import Measured, Plan, Shape
 from gate_statistics import Interval, interval
 from machine import save_result
-from rich.console import Console
-from rich.table import Table
 
 
 def ttft_interval(measured: Measured, plan: Plan) -> Interval:
@@ -20,17 +19,16 @@ def ttft_interval(measured: Measured, plan: Plan) -> Interval:
 
 def print_table(measured: Measured, plan: Plan, names: tuple[str, str]) -> None:
     """Both sides' medians and the ratio with its bounds."""
-    table = Table(title=f"base: {names[0]}\nnew:  {names[1]}", title_justify="left")
-    for column in ("", "base ms", "new ms", "new / base", "lower", "upper"):
-        table.add_column(column, justify="right")
+    columns = ("", "base ms", "new ms", "new / base", "lower", "upper")
+    table = FiguresTable(f"base: {names[0]}\nnew:  {names[1]}", *columns, num_texts=1)
     lines = (
         ("decode step", measured.medians(), measured.looks[-1]),
         ("first token", measured.ttft_medians(), ttft_interval(measured, plan)),
     )
     for name, medians, found in lines:
         ratios = (found.estimate, found.low, found.high)
-        table.add_row(name, *(f"{s * 1e3:.2f}" for s in medians), *(f"{ratio:.4f}" for ratio in ratios))
-    Console().print(table)
+        table.add(name, *(f"{s * 1e3:.2f}" for s in medians), *(f"{ratio:.4f}" for ratio in ratios))
+    table.show()
     num_rounds = sum(len(pair.steps) for pair in measured.pairs)
     print(
         f"{measured.verdict}: the lower bound is {measured.looks[-1].low - 1:+.1%}, the budget {plan.budget:+.1%} "

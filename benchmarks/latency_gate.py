@@ -54,7 +54,9 @@ class Pairs:
 def run_gate(sources: tuple[Source, Source], shape: Shape, plan: Plan, cores: list[int], out: Path) -> Measured:
     """Measure, print, save. Raises GateError."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=Console(stderr=True)) as bar:
+    console = Console(stderr=True)
+    shown = Progress(*columns, console=console, disable=not console.is_terminal)
+    with tempfile.TemporaryDirectory() as folder, shown as bar:
         pairs = Pairs(sources, Path(folder), cores, shape.rows)
         task = bar.add_task("pair 1", total=plan.pairs)
 

@@ -63,33 +63,27 @@ def ratio(result: Result, results: list[Result], column: int | str) -> float | N
 
 def print_table(results: list[Result], rows: list[int]) -> None:
     """Medians, ratios and errors."""
-    from rich.console import Console
-    from rich.table import Table
+    from figures_table import FiguresTable  # rich: peers' own environments do without
 
     columns: list[int | str] = [*rows, PREFILL]
-    table = Table(title="SmolLM2-135M-Instruct, decode tokens/s by rows (256 tokens of prompt), prefill of 512 tokens")
-    table.add_column("engine")
-    table.add_column("precision")
-    for column in columns:
-        table.add_column("prefill ms" if column == PREFILL else f"B={column}", justify="right")
+    names = ("prefill\nms" if column == PREFILL else f"B={column}" for column in columns)
+    title = "SmolLM2-135M-Instruct, decode tokens/s by rows (256 tokens of prompt), prefill of 512"
+    table = FiguresTable(title, "engine", "precision", *names, num_texts=2)
     for result in results:
         versions = result.versions.get(next(iter(result.versions), ""), "")
-        values = [_cell(result, column) for column in columns]
-        table.add_row(
-            f"{result.label} {versions}".strip(), result.precision, *values, style="bold" if result.ours else None
+        table.add(
+            f"{result.label} {versions}".strip(), result.precision, *(_cell(result, column) for column in columns)
         )
-    table.add_section()
+    table.add_line()
     for result in results:
         if result.ours:
-            table.add_row(
-                f"{result.label} ÷ best peer", "", *(_number(ratio(result, results, column), 2) for column in columns)
-            )
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(table)
-    console.print(f"~ samples more than {WIDEST_SPREAD}× apart, or fewer than {FEWEST_SAMPLES}: measure again, quietly")
+            ratios = (_number(ratio(result, results, column), 2) for column in columns)
+            table.add(f"{result.label} ÷ best peer", "", *ratios)
+    table.show()
+    print(f"~ samples more than {WIDEST_SPREAD}× apart, or fewer than {FEWEST_SAMPLES}: measure again, quietly")
     for result in results:
         for error in result.errors:
-            console.print(f"{result.label}: {error}", markup=False)
+            print(f"{result.label}: {error}")
 
 
 def write_json(path: Path, results: list[Result], settings: dict[str, Any]) -> None:

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures_table import FiguresTable
 from machine import OUT, save_result
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # the simulated device is the tests'
 
@@ -91,13 +90,11 @@ def row_cost(results: list[dict[str, Any]], name: str = "host") -> tuple[float, 
 
 
 def print_table(results: list[dict[str, Any]], title: str) -> None:
-    table = Table(title=title, title_justify="left")
     names = (*PARTS, "rest", "host", "p2", "device")
-    for column in ("rows", *names):
-        table.add_column(column, justify="right")
+    table = FiguresTable(title, "rows", *names)
     for one in results:
-        table.add_row(str(one["rows"]), *(f"{one[name]:.0f}" for name in names))
-    Console().print(table)
+        table.add(str(one["rows"]), *(f"{one[name]:.0f}" for name in names))
+    table.show()
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:

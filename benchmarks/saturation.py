@@ -21,9 +21,8 @@ from pathlib import Path
 
 import aiohttp
 import uvloop
+from figures_table import FiguresTable
 from machine import save_result
-from rich.console import Console
-from rich.table import Table
 from serving import TIMEOUT, Record, first_model, run_load
 from workload import Arrival, poisson_arrivals
 
@@ -94,8 +93,8 @@ def main() -> int:
     parser.add_argument("--input-words", type=int, default=64)
     parser.add_argument("--output-tokens", type=int, default=64)
     args = parser.parse_args()
-    table = Table(
-        "round", "served tokens/s", "offline tokens/s", "ratio", title="Serving at saturation against offline"
+    table = FiguresTable(
+        "Serving at saturation against offline", "round", "served tokens/s", "offline tokens/s", "ratio"
     )
     served, offline = [], []
     with server(args.bundle) as url, LLM(args.bundle, RuntimeConfig(prefix_cache=False)) as llm:
@@ -107,9 +106,9 @@ def main() -> int:
             served.append(serve_once(url, model, arrivals))
             if not number % 2:
                 offline.append(generate_once(llm, arrivals))
-            table.add_row(str(number + 1), f"{served[-1]:.0f}", f"{offline[-1]:.0f}", f"{served[-1] / offline[-1]:.3f}")
+            table.add(str(number + 1), f"{served[-1]:.0f}", f"{offline[-1]:.0f}", f"{served[-1] / offline[-1]:.3f}")
     ratio = statistics.median(mine / theirs for mine, theirs in zip(served, offline, strict=True))
-    Console().print(table)
+    table.show()
     print(f"median ratio {ratio:.3f}")
     result = {"bundle": str(args.bundle.name), "served": served, "offline": offline, "median_ratio": round(ratio, 4)}
     print("wrote", save_result("saturation", result))

@@ -18,11 +18,10 @@ from typing import Any
 import aiohttp
 import numpy as np
 import uvloop
+from figures_table import FiguresTable
 from machine import machine, save_result
 from raw_client import SILENT_SECONDS, Address, RawStream
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from workload import Arrival, poisson_arrivals
 
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=120)
@@ -116,17 +115,12 @@ def summarize(records: list[Record], seconds: float, goals: dict[str, float]) ->
 
 
 def print_summary(summary: dict[str, Any]) -> None:
-    table = Table(
-        title=f"{summary['requests']} requests, {summary['errors']} errors, {summary['seconds']} s",
-        title_justify="left",
-    )
-    for column in ("ms", "mean", *(f"p{p}" for p in PERCENTILES)):
-        table.add_column(column, justify="right")
+    title = f"{summary['requests']} requests, {summary['errors']} errors, {summary['seconds']} s"
+    table = FiguresTable(title, "ms", "mean", *(f"p{p}" for p in PERCENTILES), num_texts=1)
     for name, values in summary["ms"].items():
-        table.add_row(name, *(f"{value:.1f}" for value in values.values()))
-    console = Console()
-    console.print(table)
-    console.print(
+        table.add(name, *(f"{value:.1f}" for value in values.values()))
+    table.show()
+    print(
         f"{summary['output_tokens_per_s']} output tokens/s, {summary['requests_per_s']} requests/s, "
         f"goodput {summary['goodput_requests_per_s']} requests/s"
     )

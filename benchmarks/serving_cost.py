@@ -27,9 +27,8 @@ from typing import Any
 import aiohttp
 import numpy as np
 import numpy.typing as npt
+from figures_table import FiguresTable
 from machine import save_result
-from rich.console import Console
-from rich.table import Table
 from saturation import free_port, until_ready
 from serving import TIMEOUT, first_model
 from workload import poisson_arrivals
@@ -122,12 +121,13 @@ def figures(rounds: list[list[float]], of: Callable[[tuple[float, ...]], float])
 
 def show(medians: dict[str, dict[str, float]], least: dict[str, dict[str, float]]) -> None:
     """A line an endpoint and kind of CPU time."""
-    table = Table("endpoint", "CPU time of", *COSTS, title="Median of the rounds (least)", title_justify="left")
+    columns = ("endpoint", "CPU time of", *(name.replace("_", "\n") for name in COSTS))
+    table = FiguresTable("Median of the rounds (least)", *columns, num_texts=2)
     for endpoint, values in medians.items():
         for prefix, whose in (("", "asyncio's thread"), ("process_", "the process")):
-            cells = [f"{values[prefix + name]:.3f} ({least[endpoint][prefix + name]:.3f})" for name in COSTS]
-            table.add_row(endpoint, whose, *cells)
-    Console().print(table)
+            cells = [f"{values[prefix + name]:.3g} ({least[endpoint][prefix + name]:.3g})" for name in COSTS]
+            table.add(endpoint, whose, *cells)
+    table.show()
 
 
 def main() -> int:

@@ -11,7 +11,9 @@ from rich.table import Table
 
 from ostinato.engines.argument_parser import ArgumentParser
 from ostinato.engines.bundle import STORE, Bundle, open_bundle
+from ostinato.engines.bundle_advice import as_typed
 from ostinato.engines.errors import BuildError
+from ostinato.engines.manifest import Manifest
 from ostinato.engines.recipe import Recipe, read_recipe
 from ostinato.engines.targets import GPU_TARGETS, TARGETS
 
@@ -22,9 +24,10 @@ from .pipeline import Built, read_checkpoint
 from .pipeline import build as build_bundle
 from .progress import ConsoleProgress
 from .prompts import QUESTIONS
+from .recipe_arguments import add_recipe
 from .source import resolve_source
 from .termination import orderly_termination
-from .verdict_report import save_verdict, verdict_table
+from .verdict_report import save_verdict, verdict_view
 from .verify import NUM_TOKENS, Verdict, schedules_for
 from .verify import verify as verify_bundle
 
@@ -32,18 +35,23 @@ from .verify import verify as verify_bundle
 def build(argv: list[str]) -> int:
     """`ostinato build RECIPE [--set key=value …] [--out FOLDER] [--force] …`; 0 when the bundle is there."""
     parser = ArgumentParser(prog="ostinato build", description="Build a bundle from a recipe.")
-    _add_recipe(parser)
+    add_recipe(parser)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to put it (default: engines/store/NAME)")
-    parser.add_argument("--force", action="store_true", help="build even if the same bundle is already there")
+    parser.add_argument("--force", action="store_true", help="build even if the same bundle is there already")
     parser.add_argument(
-        "--no-cache", action="store_true", help="neither take the bundle from the build cache nor add it"
+        "--no-cache", action="store_true", help="neither take the bundle from the cache of earlier builds nor add it"
     )
     parser.add_argument(
-        "--max-build-memory", type=_bytes, metavar="BYTES", help="host memory for building engines, such as 2GiB"
+        "--max-build-memory",
+        type=_bytes,
+        metavar="BYTES",
+        help="GPU targets: host memory that building engines may take, such as 2GiB (default: no bound)",
     )
     locking = parser.add_mutually_exclusive_group()
-    locking.add_argument("--lock", action="store_true", help="write what the build was made of beside the recipe")
-    locking.add_argument("--locked", action="store_true", help="refuse to build anything else than was locked")
+    locking.add_argument(
+        "--lock", action="store_true", help="write what the build was made of, and its digests, beside the recipe"
+    )
+    locking.add_argument("--locked", action="store_true", help="refuse to build anything else than what --lock wrote")
     arguments = parser.parse_args(argv)
     recipe = read_recipe(arguments.recipe, arguments.set)
     out = arguments.out or STORE / recipe.name
@@ -62,7 +70,7 @@ def build(argv: list[str]) -> int:
         path, lock = lock_path(arguments.recipe), lock_of(built.ingredients, built.bundle.manifest)
         write_lock(path, lock)
         console.print(f"locked in {path}: {lock.told()}", highlight=False, soft_wrap=True)
-    _print_built(console, out, built)
+    _print_built(console, as_typed(out), built)
     return 0
 
 
@@ -71,11 +79,11 @@ def _print_built(console: Console, out: Path, built: Built) -> None:
     if built.is_reused:
         identity = built.bundle.manifest.identity[:16]
         told = f"{out} already holds this bundle, {identity}: nothing to do (--force builds it again)"
-        console.print(told, highlight=False)
+        console.print(told, highlight=False, soft_wrap=True)
         return
     if built.is_cached:
-        console.print(f"{out} comes from the build cache (--force builds it again)", highlight=False)
-    console.print(_summary(built.bundle))
+        console.print(f"{out} comes from the build cache (--force builds it again)", highlight=False, soft_wrap=True)
+    console.print(_summary(out, built.bundle.manifest))
 
 
 def _bytes(text: str) -> int:
@@ -94,25 +102,32 @@ def _bytes(text: str) -> int:
 def verify(argv: list[str]) -> int:
     """`ostinato verify RECIPE [--set …] [--bundle FOLDER] [--json FILE]`; 0 if the bundle is good, 1 if it is not."""
     parser = ArgumentParser(prog="ostinato verify", description="Compare a built bundle with transformers in float32.")
-    _add_recipe(parser)
-    parser.add_argument("--bundle", type=Path, metavar="FOLDER", help="the bundle (default: engines/store/NAME)")
-    parser.add_argument("--prompts", type=int, default=len(QUESTIONS), help="how many prompts (default: all)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also put the figures here, under the bundle's name")
+    add_recipe(parser)
+    parser.add_argument(
+        "--bundle", type=Path, metavar="FOLDER", help="the bundle's folder (default: engines/store/NAME)"
+    )
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        default=len(QUESTIONS),
+        metavar="N",
+        help=f"how many of {len(QUESTIONS)} prompts (default: all)",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also put the figures into this file, under the bundle's name"
+    )
     arguments = parser.parse_args(argv)
+    if not 1 <= arguments.prompts <= len(QUESTIONS):
+        parser.error(f"--prompts is {arguments.prompts}: give 1 to {len(QUESTIONS)}")
     recipe = read_recipe(arguments.recipe, arguments.set)
     bundle = open_bundle(arguments.bundle or STORE / recipe.name)
     console = Console()
     with ConsoleProgress(console).shown() as progress:
         verdict = _verify(recipe, bundle, arguments.prompts, progress)
-    console.print(verdict_table(bundle.manifest, verdict))
+    console.print(verdict_view(bundle.manifest, verdict))
     if arguments.json:
         save_verdict(arguments.json, bundle.manifest, verdict, shlex.join(["ostinato", "verify", *argv]))
     return 0 if verdict.is_good else 1
-
-
-def _add_recipe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a TOML file, such as engines/recipes/….toml")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a recipe key")
 
 
 def _verify(recipe: Recipe, bundle: Bundle, num_prompts: int, progress: ConsoleProgress) -> Verdict:
@@ -142,12 +157,11 @@ def _verify(recipe: Recipe, bundle: Bundle, num_prompts: int, progress: ConsoleP
     return verify_bundle(BundleProcess(bundle.path), reference, prompts, schedules, exact, progress.stage, is_alike)
 
 
-def _summary(bundle: Bundle) -> Table:
-    manifest = bundle.manifest
+def _summary(out: Path, manifest: Manifest) -> Table:
     sizes, limits = manifest.sizes, manifest.limits
     pool = manifest.kv_bytes_per_block * limits.num_blocks
     needs = ", ".join(f"{key} {value}" for key, value in sorted(manifest.hardware.items()))
-    table = Table(show_header=False, title=str(bundle.path), title_justify="left")
+    table = Table(show_header=False, title=str(out), title_justify="left")
     for key, value in (
         ("identity", manifest.identity[:16]),
         ("target", f"{manifest.target}; needs {needs}"),

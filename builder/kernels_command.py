@@ -22,6 +22,7 @@ from .kernel_compiler import compile_kernels
 from .kernel_report import kernel_specs, report_record, resource_view, spills, traffic, traffic_view
 from .progress import ConsoleProgress
 from .rank_operators import RankOperators, rank_operators
+from .recipe_arguments import add_config, add_recipe
 from .termination import orderly_termination
 
 DEMO = Path(recipes.__file__).parent / "recipes" / "smollm2-135m-rtx.toml"
@@ -32,21 +33,25 @@ _CAPABILITIES = {arch: capability for capability, arch in reversed(KERNEL_ARCHIT
 def kernels(argv: list[str]) -> int:
     """`ostinato kernels [RECIPE] [--set …] [--arch sm_86 …] [--out FOLDER] [--json]`; 0, or 1 if a kernel spills."""
     parser = ArgumentParser(
-        prog="ostinato kernels", description="Compile a recipe's kernels, and show what each costs."
+        prog="ostinato kernels", description="Compile a recipe's GPU kernels, and show what each takes."
     )
+    add_recipe(parser, DEMO)
+    add_config(parser)
+    architectures = sorted(_CAPABILITIES, key=_number)
     parser.add_argument(
-        "recipe", type=Path, nargs="?", default=DEMO, metavar="RECIPE", help="default: the demo for rtx"
+        "--arch",
+        action="append",
+        choices=architectures,
+        metavar="ARCH",
+        help=f"one of {', '.join(architectures)}; may be given again (default: all)",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a recipe key")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="a config.json in place of the checkpoint")
-    parser.add_argument("--arch", action="append", choices=sorted(_CAPABILITIES), help="default: all of them")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the cubins here")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the compiled kernels in this folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     arguments = parser.parse_args(argv)
     recipe = read_recipe(arguments.recipe, arguments.set)
     ranks = _ranks(recipe, arguments.config)
     specs = kernel_specs(ranks)
-    capabilities = [_CAPABILITIES[arch] for arch in arguments.arch or sorted(_CAPABILITIES, key=_number)]
+    capabilities = [_CAPABILITIES[arch] for arch in arguments.arch or architectures]
     progress = ConsoleProgress(Console(stderr=True))  # standard output is the report's
     with orderly_termination(), _folder(arguments.out) as folder, progress.shown():
         compiled = compile_kernels(specs, capabilities, folder, progress, spills_allowed=True)

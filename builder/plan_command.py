@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -12,10 +13,12 @@ from ostinato.engines.errors import RecipeError
 from ostinato.engines.recipe import Recipe, read_recipe
 from ostinato.engines.targets import GPU_TARGETS
 
+from .config import DecoderConfig
 from .config_source import decoder_config
 from .gpu_plan import GpuPlan, plan_for, size_text, usual_context
 from .gpus import GPUS, Gpu, gpu_named
 from .memory_plan import USABLE, Fit
+from .recipe_arguments import add_config, add_recipe
 
 _MIB = 2**20
 
@@ -25,11 +28,12 @@ def plan(argv: list[str]) -> int:
     parser = ArgumentParser(
         prog="ostinato plan", description="Say whether a recipe fits a GPU, and how fast a step can be at best."
     )
-    parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a TOML file, such as engines/recipes/….toml")
+    add_recipe(parser)
+    add_config(parser)
     parser.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default: the recipe's gpu)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a recipe key")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="a config.json in place of the checkpoint")
-    parser.add_argument("--context", type=int, metavar="N", help="tokens that a decode row has cached (default: 1024)")
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="tokens that each decoding request has cached (default: 1024)"
+    )
     arguments = parser.parse_args(argv)
     recipe = read_recipe(arguments.recipe, arguments.set)
     name = arguments.gpu or recipe.gpu
@@ -46,19 +50,34 @@ def plan(argv: list[str]) -> int:
         )
     planned = plan_for(config, recipe, gpu, context)
     console = Console()
-    console.print(memory_view(recipe, gpu, planned.fit), step_view(planned))
+    for line in (_model(recipe, config, arguments.config), _form(recipe, gpu)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(memory_view(recipe, planned.fit), step_view(planned))
     for fault in planned.faults:
-        console.print(f"does not fit: {fault}", style="bold red", highlight=False)
+        console.print(f"does not fit: {fault}", style="bold red", highlight=False, markup=False, soft_wrap=True)
     if not planned.faults:
         console.print(f"fits: {size_text(-planned.fit.missing_bytes)} to spare beside the pool that the limits ask for")
     return 1 if planned.faults else 0
 
 
-def memory_view(recipe: Recipe, gpu: Gpu, found: Fit) -> Table:
-    memory, limits, shards = found.memory, found.limits, recipe.shards
-    ranks = f"tp {shards.tensor_parallel} × pp {shards.pipeline_parallel}"
-    title = f"{recipe.name}, {recipe.target}, {recipe.weights}, KV cache {recipe.kv_cache}, {ranks} on {gpu.name}"
-    table = Table("memory of the rank that takes most", "", title=title, title_justify="left")
+def _model(recipe: Recipe, config: DecoderConfig, file: Path | None) -> str:
+    """Whose figures these are: a recipe that is only borrowed gives its limits and precisions, not its model."""
+    sizes = config.sizes
+    model = f"{sizes.architecture}, {sizes.num_layers} layers, hidden {sizes.hidden_size}"
+    return f"{recipe.name}: {model}" if file is None else f"{file}: {model}; all else from recipe {recipe.name}"
+
+
+def _form(recipe: Recipe, gpu: Gpu) -> str:
+    shards = recipe.shards
+    count = f"{shards.num_ranks} × {gpu.name}" if shards.num_ranks > 1 else gpu.name
+    cut = f" ({shards.tensor_parallel} slices × {shards.pipeline_parallel} stages)" if shards.num_ranks > 1 else ""
+    return f"target {recipe.target}, weights {recipe.weights}, KV cache {recipe.kv_cache}, on {count}{cut}"
+
+
+def memory_view(recipe: Recipe, found: Fit) -> Table:
+    memory, limits = found.memory, found.limits
+    of = "memory of the rank that takes most" if recipe.shards.num_ranks > 1 else "memory"
+    table = Table(of, "", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.columns[1].justify = "right"
     largest, most = max(memory.activation_bytes.items(), key=lambda entry: entry[1])
     for name, value in (
@@ -79,7 +98,8 @@ def memory_view(recipe: Recipe, gpu: Gpu, found: Fit) -> Table:
 
 
 def step_view(planned: GpuPlan) -> Table:
-    table = Table("step", "MiB", "memory ms", "compute", "link", "predicted", "tokens/s")
+    headers = ("step", "activations\nMiB", "memory\nms", "compute\nms", "link\nms", "predicted\nms", "tokens/s")
+    table = Table(*headers, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in table.columns:
         column.no_wrap, column.justify = True, "left" if column is table.columns[0] else "right"
     for one in planned.predictions:
@@ -94,6 +114,6 @@ def step_view(planned: GpuPlan) -> Table:
         )
     table.caption = (
         f"predicted, not measured: a roofline, with {planned.context} tokens of context in each decode row and none "
-        "before a prefill, and without the time to start kernels and transfers; MiB: activations"
+        "before a prefill, and without the time to start kernels and transfers"
     )
     return table

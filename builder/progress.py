@@ -23,6 +23,7 @@ class ConsoleProgress:
             TextColumn("{task.fields[detail]}"),
             console=console,
             transient=True,
+            disable=not console.is_terminal,  # where nothing is drawn, rich would still print an empty line
         )
         self._task: TaskID | None = None
         self._name = ""

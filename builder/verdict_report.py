@@ -1,4 +1,4 @@
-"""A verdict as a table for the terminal and as JSON for the record (offline)."""
+"""A verdict as tables for the terminal and as JSON for the record (offline)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from rich import box
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from ostinato.engines.errors import BuildError
 from ostinato.engines.manifest import Manifest
@@ -16,30 +19,62 @@ from ostinato.engines.manifest import Manifest
 from .verify import MAX_MEAN_KL, MIN_TOP1, NUM_TOKENS, ScheduleResult, Verdict
 
 _CPUINFO = Path("/proc/cpuinfo")
+_MEASURED = ("–", "measured")
 
 
-def verdict_table(manifest: Manifest, verdict: Verdict) -> Table:
-    """One line a check: what was found, what was wanted, and whether that is enough."""
-    title = f"{manifest.name}: weights {manifest.weights}, KV cache {manifest.kv_cache}"
-    table = Table("check", "found", "wanted", "", title=title, title_justify="left")
-    exact = verdict.must_be_identical
-    wanted = "all" if exact else "no bound"
+def verdict_view(manifest: Manifest, verdict: Verdict) -> Group:
+    """Two tables of at most 80 columns: how many prompts gave which tokens by schedule, and what that is worth."""
+    of = f"{manifest.name}, target {manifest.target}: weights {manifest.weights}, KV cache {manifest.kv_cache}"
+    positions = f"Divergence and best token: over {verdict.num_positions} positions of the bundle's own answers."
+    return Group(Text(of), _schedule_table(verdict), Text(_where(verdict)), _check_table(verdict), Text(positions))
+
+
+def _schedule_table(verdict: Verdict) -> Table:
+    table = Table("schedule", "as transformers", "as alone", box=box.SIMPLE_HEAD)
+    exact, alike = verdict.must_be_identical, verdict.must_be_as_alone
     for result in verdict.schedules:
-        table.add_row(result.schedule.name, _found(result), wanted, _word(not (exact and result.differences)))
-    if together := _together(verdict):
-        found = _share(together.num_as_alone, together.num_prompts)
-        good = not exact or together.num_as_alone == together.num_prompts
-        table.add_row(f"alone = in a batch of {together.schedule.max_rows}", found, wanted, _word(good))
-    if verdict.must_be_as_alone:
+        table.add_row(
+            result.schedule.name,
+            _count(result.num_identical, result, exact),
+            _count(result.num_as_alone, result, exact or alike),
+        )
+    return table
+
+
+def _where(verdict: Verdict) -> str:
+    told = f"Prompts of which all {NUM_TOKENS} greedy tokens are the same; transformers runs in float32."
+    places = [place for result in verdict.schedules for place in result.differences]
+    if not places:
+        return told
+    margins = [place.margin for place in places]
+    return (
+        f"{told} First difference: prompt {places[0].prompt}, token {places[0].token}. Where an answer leaves it, "
+        f"transformers prefers its own token by {min(margins):.2g} to {max(margins):.2g} logits."
+    )
+
+
+def _check_table(verdict: Verdict) -> Table:
+    """What was found, what was wanted, and whether that is enough; what nothing is wanted of is only measured."""
+    table = Table("check", "found", "wanted", "", box=box.SIMPLE_HEAD)
+    exact = verdict.must_be_identical
+    worst = min(verdict.schedules, key=lambda result: result.num_identical)
+    table.add_row(
+        "as transformers, every schedule",
+        _share(worst.num_identical, worst.num_prompts),
+        *(("all", _word(not worst.differences)) if exact else _MEASURED),
+    )
+    if exact or verdict.must_be_as_alone:
         worst = min(verdict.schedules, key=lambda result: result.num_as_alone)
         found = _share(worst.num_as_alone, worst.num_prompts)
-        table.add_row("alone = under every schedule", found, "all", _word(verdict.is_as_alone))
-    positions = f" over {verdict.num_positions} positions"
+        table.add_row("as alone, every schedule", found, "all", _word(verdict.is_as_alone))
+    elif together := _together(verdict):
+        found = _share(together.num_as_alone, together.num_prompts)
+        table.add_row(f"as alone, in a batch of {together.schedule.max_rows}", found, *_MEASURED)
     close, same = verdict.mean_kl <= MAX_MEAN_KL, verdict.top1 >= MIN_TOP1
-    table.add_row("mean KL", f"{verdict.mean_kl:.1e} nats{positions}", f"at most {MAX_MEAN_KL}", _word(close))
-    table.add_row("same best token", f"{verdict.top1:.2%}{positions}", f"at least {MIN_TOP1:.0%}", _word(same))
+    table.add_row("mean KL divergence", f"{verdict.mean_kl:.1e} nats", f"at most {MAX_MEAN_KL}", _word(close))
+    table.add_row("same best token", f"{verdict.top1:.2%}", f"at least {MIN_TOP1:.0%}", _word(same))
+    table.add_section()
     table.add_row("verdict", "", "", "good" if verdict.is_good else "FAILED")
-    table.caption = f"reference: transformers in float32; {NUM_TOKENS} greedy tokens a prompt"
     return table
 
 
@@ -89,18 +124,6 @@ def _schedule_entry(result: ScheduleResult) -> dict[str, Any]:
     }
 
 
-def _found(result: ScheduleResult) -> str:
-    found = _share(result.num_identical, result.num_prompts)
-    if not result.differences:
-        return found
-    first = result.differences[0]
-    margins = [place.margin for place in result.differences]
-    return (
-        f"{found}; first difference: prompt {first.prompt}, token {first.token}; "
-        f"reference's margin there: {min(margins):.2g} to {max(margins):.2g} logits"
-    )
-
-
 def _together(verdict: Verdict) -> ScheduleResult | None:
     """The result of whole prompts in a batch, None where the bundle takes one row."""
     alone = verdict.schedules[0].schedule
@@ -111,8 +134,13 @@ def _together(verdict: Verdict) -> ScheduleResult | None:
     return None
 
 
+def _count(count: int, result: ScheduleResult, is_wanted: bool) -> str:
+    failed = " FAILED" if is_wanted and count < result.num_prompts else ""
+    return f"{count} of {result.num_prompts}{failed}"
+
+
 def _share(count: int, total: int) -> str:
-    return f"{count} of {total} prompts ({count / total:.0%})"
+    return f"{count} of {total} prompts"
 
 
 def _word(good: bool) -> str:

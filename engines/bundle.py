@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from .bundle_advice import why_no_bundle
 from .decoder_record import DecoderRecord, read_decoder
 from .errors import BundleError
 from .fit import check_architecture
@@ -68,13 +69,8 @@ def open_bundle(path: Path, *, verify_digests: bool = True, any_machine: bool = 
     Raises BundleError that says what was found, what is needed and what to run.
     """
     manifest_path = path / FILE_NAME
-    if not path.is_dir():
-        raise BundleError(f"no bundle at {path}: build one with `ostinato build RECIPE --out {path}`")
     if not manifest_path.is_file():
-        raise BundleError(
-            f"{path} has no {FILE_NAME}, so it is no finished bundle: give the folder of one, such as "
-            "engines/store/NAME, or build it again"
-        )
+        raise BundleError(why_no_bundle(path, STORE))
     manifest = read_manifest(manifest_path)
     if not any_machine:
         check_architecture(manifest, platform.machine())

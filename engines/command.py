@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -10,6 +11,7 @@ from importlib.metadata import entry_points, version
 from .errors import OstinatoError
 
 GROUP = "ostinato.commands"
+_INTERRUPTED, _PIPE_CLOSED = 128 + 2, 128 + 13  # as shells tell of SIGINT and SIGPIPE
 _TELLS = {
     "build": "make a bundle from a recipe",
     "verify": "compare a bundle with transformers",
@@ -25,8 +27,19 @@ _TELLS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run `ostinato COMMAND …`; exit 0 on success, 1 on a failed check, 2 on a refusal."""
-    argv = sys.argv[1:] if argv is None else argv
+    """Run `ostinato COMMAND …`: 0 when all is well, 1 for what failed or differs, 2 for a refusal."""
+    try:
+        code = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read us, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        return _PIPE_CLOSED
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _run(argv: list[str]) -> int:
     commands = {point.name: point for point in entry_points(group=GROUP)}
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage(commands), file=sys.stdout if argv else sys.stderr)
@@ -51,6 +64,8 @@ def main(argv: list[str] | None = None) -> int:
         )
     except OstinatoError as error:
         print(f"ostinato {argv[0]}: {error}", file=sys.stderr)
+    except BrokenPipeError:
+        raise
     except OSError as error:  # of a file or folder that nobody on the way had more to say about
         if error.filename is None:
             raise
@@ -58,14 +73,13 @@ def main(argv: list[str] | None = None) -> int:
             f"ostinato {argv[0]}: {error.filename}: {error.strerror}: see that it is there and may be used",
             file=sys.stderr,
         )
-    except KeyboardInterrupt:
-        return 130
     return 2
 
 
 def _usage(commands: Iterable[str]) -> str:
     lines = [f"  {name:10}{_TELLS.get(name, '')}".rstrip() for name in _ordered(commands)]
-    return "\n".join(["usage: ostinato COMMAND …", "", *lines, "", "ostinato COMMAND --help tells more."])
+    end = "ostinato COMMAND --help tells more. Exit codes: 0 fine, 1 failed or a difference found, 2 refused."
+    return "\n".join(["usage: ostinato COMMAND …", "", *lines, "", end])
 
 
 def _ordered(commands: Iterable[str]) -> list[str]:

@@ -24,6 +24,13 @@ class EngineProfile:
     name: str  # "decode", "prefill", or a bucket's key
     shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 
+    def told(self) -> str:
+        """min/opt/max by input, as in "hidden 1x64/4x64/8x64"."""
+        return ", ".join(
+            f"{name} {'/'.join('x'.join(map(str, shape)) or 'scalar' for shape in shapes)}"
+            for name, shapes in sorted(self.shapes.items())
+        )
+
 
 @dataclass(frozen=True)
 class EngineInfo:

@@ -95,7 +95,7 @@ def _limits(manifest: Manifest) -> Iterator[tuple[str, Fact]]:
     for rank, engines in enumerate(manifest.engines):
         for engine in engines:
             for profile in engine.profiles:
-                yield f"rank{rank}/{engine.file} {profile.name}", str(dict(sorted(profile.shapes.items())))
+                yield f"rank{rank}/{engine.file} {profile.name}", profile.told()
 
 
 def _kernels(bundle: Bundle) -> Iterator[tuple[str, Fact]]:

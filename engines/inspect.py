@@ -1,12 +1,12 @@
-"""`ostinato inspect`: what a bundle is and whether it would open here, as a plain table or as JSON (once per call)."""
+"""`ostinato inspect`: what a bundle is and whether it would open here, in short, in full or as JSON (once per call)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
 
 from .argument_parser import ArgumentParser
 from .bundle import Bundle, open_bundle
@@ -18,32 +18,34 @@ from .targets import GPU_TARGETS, TARGETS
 from .tensorrt_options import PLAIN
 
 Row = tuple[str, str]
-_Item = TypeVar("_Item")
 
 
 def inspect(argv: list[str]) -> int:
-    """`ostinato inspect BUNDLE [--json]`; a bundle that is damaged or made for another machine is refused."""
-    parser = ArgumentParser(prog="ostinato inspect", description="Show what a bundle is; checks every file.")
+    """`ostinato inspect BUNDLE [--full | --json]`; a bundle that is damaged or made for another machine is refused."""
+    parser = ArgumentParser(prog="ostinato inspect", description="Check every file of a bundle, and show what it is.")
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a bundle's folder, such as engines/store/NAME")
-    parser.add_argument("--json", action="store_true", help="print the manifest as it is")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--full", action="store_true", help="tell of every step, engine, kernel and file, too")
+    form.add_argument("--json", action="store_true", help="print the manifest as it is")
     arguments = parser.parse_args(argv)
     bundle = open_bundle(arguments.bundle)
-    print(bundle.manifest.to_json() if arguments.json else describe(bundle), end="")
+    print(bundle.manifest.to_json() if arguments.json else describe(bundle, arguments.full), end="")
     return 0
 
 
-def describe(bundle: Bundle) -> str:
+def describe(bundle: Bundle, full: bool = False) -> str:
     """The bundle as lines of `key  value`. Raises BundleError if a rank's program does not read."""
     manifest = bundle.manifest
     rows = [
         *_model_rows(manifest),
         *(_gpu_rows(manifest) if manifest.target in GPU_TARGETS else ()),
         *(_decoder_rows(bundle.decoder()) if TARGETS[manifest.target].has_decoder else ()),
-        *_memory_rows(manifest),
+        *_memory_rows(manifest, full),
+        *_latency_rows(manifest, full),
         ("toolchain", _pairs(manifest.toolchain)),
         *(("note", note) for note in manifest.notes),
-        *engine_rows(bundle),
-        *((path, f"{file.size_bytes} bytes, {file.sha256[:16]}") for path, file in sorted(manifest.files.items())),
+        *engine_rows(bundle, full),
+        *_file_rows(manifest, full),
     ]
     width = max(len(key) for key, _ in rows)
     return "".join(f"{key:<{width}}  {value}".rstrip() + "\n" for key, value in rows)
@@ -85,27 +87,45 @@ def _decoder_rows(decoder: DecoderRecord) -> Iterator[Row]:
     yield "rope tables", f"{decoder.rope_rows} positions"
 
 
-def _memory_rows(manifest: Manifest) -> Iterator[Row]:
-    """Bytes of the rank that takes most, and the time of each step shape."""
-    if (memory := manifest.memory) is not None:
-        for key, num_bytes in (
-            ("weights", memory.weight_bytes),
-            ("KV block", memory.kv_bytes_per_block),
-            ("KV pool", memory.kv_bytes_per_block * memory.num_blocks),
-            ("state", memory.state_bytes),
-            ("scratch", memory.scratch_bytes),
-            *((f"step {key}", count) for key, count in _by_step(memory.activation_bytes)),
-            ("graphs, reserved", memory.graph_reserve_bytes),
-            ("total", memory.total_bytes),
-        ):
-            yield f"memory, {key}", size_text(num_bytes)
-    for key, latency in _by_step(manifest.latency):
+def _memory_rows(manifest: Manifest, full: bool) -> Iterator[Row]:
+    """Bytes of the rank that takes most, by step shape or of the step that takes most."""
+    if (memory := manifest.memory) is None:
+        return
+    steps = sorted(memory.activation_bytes.items(), key=lambda item: natural_order(item[0]))
+    if not full:
+        steps = sorted(steps, key=lambda item: item[1])[-1:]
+    for key, num_bytes in (
+        ("weights", memory.weight_bytes),
+        ("KV block", memory.kv_bytes_per_block),
+        ("KV pool", memory.kv_bytes_per_block * memory.num_blocks),
+        ("state", memory.state_bytes),
+        ("scratch", memory.scratch_bytes),
+        *((f"step {key}", count) for key, count in steps),
+        ("graphs, reserved", memory.graph_reserve_bytes),
+        ("total", memory.total_bytes),
+    ):
+        yield f"memory, {key}", size_text(num_bytes)
+
+
+def _latency_rows(manifest: Manifest, full: bool) -> Iterator[Row]:
+    """Of each step shape, or of the smallest and the largest of each kind."""
+    keys = sorted(manifest.latency, key=natural_order)
+    if not full:
+        kinds = [list(group) for _, group in groupby(keys, key=lambda key: key.split()[0])]
+        keys = list(dict.fromkeys(key for kind in kinds for key in (kind[0], kind[-1])))
+    for key in keys:
+        latency = manifest.latency[key]
         measured = "not measured" if latency.measured_ms is None else f"measured {latency.measured_ms:.3f} ms"
         yield f"latency, {key}", f"predicted {latency.predicted_ms:.3f} ms, {measured} ({latency.basis})"
 
 
-def _by_step(table: Mapping[str, _Item]) -> list[tuple[str, _Item]]:
-    return sorted(table.items(), key=lambda item: natural_order(item[0]))
+def _file_rows(manifest: Manifest, full: bool) -> Iterator[Row]:
+    files = sorted(manifest.files.items())
+    if full:
+        yield from ((path, f"{file.size_bytes} bytes, {file.sha256[:16]}") for path, file in files)
+    else:
+        size = size_text(sum(file.size_bytes for _, file in files))
+        yield "files", f"{len(files)}, {size}, all whole (--full names each)"
 
 
 def _pairs(table: Mapping[str, str]) -> str:

@@ -6,25 +6,33 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from .bundle import Bundle
-from .engine_record import EngineInfo, EngineProfile, EngineTensor
+from .engine_record import EngineInfo, EngineTensor
 from .program import Program
 
 _UNITS = ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)
 Row = tuple[str, str]
 
 
-def engine_rows(bundle: Bundle) -> Iterator[Row]:
-    """Lines of `key, value`; engines that follow each other and differ by name alone share theirs.
+def engine_rows(bundle: Bundle, full: bool) -> Iterator[Row]:
+    """Lines of `key, value`: one a rank, or all; engines that follow each other and differ by name alone share theirs.
 
     Raises BundleError if a rank's program does not read.
     """
     for rank, engines in enumerate(bundle.manifest.engines):
-        where = f"rank {rank}"
+        where, program = f"rank {rank}", bundle.program(rank)
         size = sum(engine.size_bytes for engine in engines)
-        yield where, f"{len(engines)} engines, {size_text(size)}, built by TensorRT {_versions(engines)}"
-        for _, group in groupby(engines, key=_signature):
-            yield from _group_rows(f"{where},", list(group))
-        yield from _program_rows(f"{where},", bundle.program(rank))
+        counts = f"{len(engines)} engines, {size_text(size)}, built by TensorRT {_versions(engines)}"
+        if full:
+            yield where, counts
+            for _, group in groupby(engines, key=_signature):
+                yield from _group_rows(f"{where},", list(group))
+            yield from _program_rows(f"{where},", program)
+        else:
+            compiled = [kernel for found in program.kernels.values() for kernel in found.items()]
+            names = {name for name, _ in compiled}
+            yield where, f"{counts}; {len(names)} kernels for {', '.join(program.kernels) or 'no GPU'}"
+            if spilling := {name for name, kernel in compiled if kernel.spill_bytes}:
+                yield f"{where}, spilling", ", ".join(sorted(spilling))
 
 
 def size_text(num_bytes: int) -> str:
@@ -47,7 +55,7 @@ def _group_rows(where: str, engines: list[EngineInfo]) -> Iterator[Row]:
     yield f"{where} inputs", _tensors(first.inputs)
     yield f"{where} outputs", _tensors(first.outputs)
     for profile in first.profiles:
-        yield f"{where} profile {profile.name}", _profile(profile)
+        yield f"{where} profile {profile.name}", profile.told()
     if first.validity:
         yield f"{where} validity", first.validity
 
@@ -77,14 +85,6 @@ def _signature(engine: EngineInfo) -> object:
 
 def _tensors(tensors: Sequence[EngineTensor]) -> str:
     return ", ".join(f"{t.name} {t.dtype}[{', '.join(map(str, t.shape))}]" for t in tensors) or "none"
-
-
-def _profile(profile: EngineProfile) -> str:
-    """min/opt/max by input, as in "hidden 1x64/4x64/8x64"."""
-    return ", ".join(
-        f"{name} {'/'.join('x'.join(map(str, shape)) or 'scalar' for shape in shapes)}"
-        for name, shapes in profile.shapes.items()
-    )
 
 
 def _versions(engines: Sequence[EngineInfo]) -> str:

@@ -22,17 +22,23 @@ MAX_ANSWER_TOKENS = 512  # a small model may never end its turn by itself
 
 def generate(argv: list[str]) -> int:
     """`ostinato generate`: complete prompts offline; exit 1 if a choice failed."""
-    parser = ArgumentParser(prog="ostinato generate", description="Complete prompts offline.")
+    parser = ArgumentParser(prog="ostinato generate", description="Complete prompts, without a server.")
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE_HELP)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", help="text to go on from (not a chat: see `ostinato chat`)")
-    source.add_argument("--prompt-ids", help="token ids, separated by commas")
-    source.add_argument("--requests", type=Path, help="a file with one JSON object a line; - for standard input")
-    parser.add_argument("--json", action="store_true", help="one JSON object a prompt instead of text")
+    source.add_argument("--prompt", metavar="TEXT", help="text to go on from (not a chat: see `ostinato chat`)")
+    source.add_argument("--prompt-ids", metavar="IDS", help="token ids to go on from, separated by commas")
+    source.add_argument(
+        "--requests",
+        type=Path,
+        metavar="FILE",
+        help="one JSON object a line, with a prompt or messages; - is standard input",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object a prompt instead of text")
     parser.add_argument(
         "--dump-logits",
         type=Path,
-        help="write the logits of every prompt position as float32 [positions, vocabulary] .npy",
+        metavar="FILE",
+        help="write the logits after every prompt token there: .npy, float32, [positions, vocabulary]",
     )
     _add_sampling(parser, temperature=1.0, top_p=1.0)
     add_arguments(parser)
@@ -46,8 +52,10 @@ def chat(argv: list[str]) -> int:
     """`ostinato chat`: a conversation in the terminal, or one streamed answer with --prompt."""
     parser = ArgumentParser(prog="ostinato chat", description="Chat with a bundle in the terminal.")
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE_HELP)
-    parser.add_argument("--prompt", help="answer this and end; without it, ask for one turn after another")
-    parser.add_argument("--system", help="a system message (default: what the chat template says)")
+    parser.add_argument(
+        "--prompt", metavar="TEXT", help="answer this and end (default: ask for one turn after another)"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="a system message (default: what the chat template says)")
     _add_sampling(parser, temperature=0.2, top_p=0.9, max_tokens=MAX_ANSWER_TOKENS)
     add_arguments(parser)
     args = parser.parse_args(argv)
@@ -72,17 +80,39 @@ def _add_sampling(
 ) -> None:
     group = parser.add_argument_group("sampling")
     default = "the rest of the context" if max_tokens is None else str(max_tokens)
-    group.add_argument("--max-tokens", type=int, default=max_tokens, help=f"default: {default}")
-    group.add_argument("--temperature", type=float, default=temperature, help=f"default {temperature}")
-    group.add_argument("--greedy", action="store_true", help="the same as --temperature 0")
-    group.add_argument("--top-p", type=float, default=top_p, help=f"default {top_p}")
-    group.add_argument("--top-k", type=int, default=0, help="default 0, off")
-    group.add_argument("--min-p", type=float, default=0.0)
-    group.add_argument("--seed", type=int, help="the same tokens on every run")
     group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; up to four times"
+        "--max-tokens", type=int, default=max_tokens, metavar="N", help=f"tokens to make (default: {default})"
     )
-    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens")
+    group.add_argument(
+        "--temperature",
+        type=float,
+        default=temperature,
+        metavar="T",
+        help=f"0 takes the likeliest (default: {temperature})",
+    )
+    group.add_argument("--greedy", action="store_true", help="the same as --temperature 0")
+    group.add_argument(
+        "--top-p",
+        type=float,
+        default=top_p,
+        metavar="P",
+        help=f"sample of the likeliest that make up P (default: {top_p})",
+    )
+    group.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="sample of the K likeliest (default: 0, of all)"
+    )
+    group.add_argument(
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="leave out what is under P times the likeliest (default: 0)",
+    )
+    group.add_argument("--seed", type=int, metavar="N", help="the same tokens on every run (default: others each time)")
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given four times"
+    )
+    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens, whatever the model says")
 
 
 def _params(args: argparse.Namespace) -> SamplingParams:

@@ -36,7 +36,7 @@ class RuntimeConfig:
         for name in ("max_rows", "max_step_tokens", "max_context", "kv_tokens", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise RecipeError(f"{name} is {value}: give 1 or more, or None for the default")
+                raise RecipeError(f"{name} is {value}: give 1 or more, or none for the default")
 
     @property
     def threads(self) -> int:
@@ -99,20 +99,30 @@ def _cut(buckets: tuple[int, ...], top: int) -> tuple[int, ...]:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The options that every command that opens a bundle shares."""
-    group = parser.add_argument_group("engine")
-    group.add_argument("--max-rows", type=int, help="requests in one step")
-    group.add_argument("--max-step-tokens", type=int, help="tokens in one step; a longer prompt is prefilled in chunks")
-    group.add_argument("--max-context", type=int, help="prompt + output tokens of one request")
-    group.add_argument("--kv-tokens", type=int, help="tokens that the KV pool holds")
-    group.add_argument("--prefix-cache", choices=("on", "off"), help="share the blocks of equal prefixes")
+    group = parser.add_argument_group("engine", "What is not given is as the bundle was built.")
+    group.add_argument("--max-rows", type=int, metavar="N", help="requests in one step")
+    group.add_argument(
+        "--max-step-tokens", type=int, metavar="N", help="tokens in one step; a longer prompt takes several"
+    )
+    group.add_argument("--max-context", type=int, metavar="N", help="prompt and output tokens of one request")
+    group.add_argument(
+        "--kv-tokens", type=int, metavar="N", help="tokens whose keys and values are held, of all requests"
+    )
+    group.add_argument(
+        "--prefix-cache", choices=("on", "off"), help="compute equal beginnings of prompts once (default: on)"
+    )
     group.add_argument(
         "--strict-graphs",
         action="store_true",
         default=None,
-        help="on a GPU, refuse decode steps that could not be captured",
+        help="on a GPU, refuse decode steps that no captured CUDA graph serves (default: run them, slower)",
     )
-    group.add_argument("--jump-ahead", choices=("on", "off"), help="on a CPU, do not sample what a grammar forces")
-    group.add_argument("--threads", type=int, help="CPU threads (default: all that this process may use)")
+    group.add_argument(
+        "--jump-ahead",
+        choices=("on", "off"),
+        help="on a CPU, do not sample what a grammar forces (default: on where answers stay the same)",
+    )
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all that this process may use)")
 
 
 def given_options(args: Namespace) -> dict[str, Any]:

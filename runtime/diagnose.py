@@ -37,9 +37,11 @@ def diagnose(argv: list[str]) -> int:
         prog="ostinato diagnose", description="Say which hand-off of a running server stalls, and what to change."
     )
     parser.add_argument("url", metavar="URL", help="the server's metrics port, such as http://127.0.0.1:8001")
-    parser.add_argument("--json", action="store_true", help="the verdict as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the verdict as one JSON object")
     parser.add_argument("--key", help="an API key, where the metrics port asks for one")
-    parser.add_argument("-n", type=int, default=NUM_CALLS, metavar="CALLS", help=f"how many (default {NUM_CALLS})")
+    parser.add_argument(
+        "-n", type=int, default=NUM_CALLS, metavar="CALLS", help=f"judge the last so many calls (default: {NUM_CALLS})"
+    )
     args = parser.parse_args(argv)
     verdict = judge(read_calls(args.url, args.n, args.key))
     if args.json:
@@ -66,8 +68,9 @@ def read_calls(url: str, count: int, key: str | None = None) -> list[Mapping[str
     except urllib.error.HTTPError as error:
         raise OstinatoError(_told(url, error)) from None
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        cause = getattr(error, "reason", error)  # a URLError only wraps what happened
         raise OstinatoError(
-            f"no server of ours answers at {url} ({type(error).__name__}: {error}): give its metrics port "
+            f"no server of ours answers at {url} ({getattr(cause, 'strerror', None) or cause}): give its metrics port "
             "(--metrics-port, 8001 by default)"
         ) from None
 

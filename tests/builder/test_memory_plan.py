@@ -259,6 +259,17 @@ def test_the_command_prints_both_tables(files: list[str], capsys: pytest.Capture
     for text in ("32.87 GiB", "2560.0 KiB for 32 tokens", "/ 16,385", "decode 64", "prefill 2048", "predicted", "fits"):
         assert text in found
     assert "does not fit" not in found
+    assert max(map(len, found.splitlines()[2:])) <= 80
+    assert "…" not in found
+
+
+def test_a_plan_names_the_model_that_it_is_of(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """With --config that is not the recipe's own."""
+    assert plan_command.plan([*files, "--gpu", "h200"]) == 0
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    config = files[files.index("--config") + 1]
+    assert first == f"{config}: llama, 80 layers, hidden 8192; all else from recipe {Path(files[0]).stem}"
+    assert "on 4 × h200 (4 slices × 1 stages)" in second
 
 
 @pytest.mark.parametrize(

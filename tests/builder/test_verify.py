@@ -17,7 +17,7 @@ from rich.console import Console
 from ostinato.builder.checkpoint import Checkpoint
 from ostinato.builder.hf_checkpoint import read_hf_folder
 from ostinato.builder.reference import chat_prompts, load_reference
-from ostinato.builder.verdict_report import save_verdict, verdict_table
+from ostinato.builder.verdict_report import save_verdict, verdict_view
 from ostinato.builder.verify import (
     Difference,
     Schedule,
@@ -127,11 +127,17 @@ def test_where_company_must_not_count_an_answer_of_its_own_fails(llama: Pair, nu
     )
     verdict = Verdict(results, 0.0, 1.0, 128, must_be_identical=False, must_be_as_alone=True)
     assert verdict.is_good == (num_as_alone == 4)
-    console = Console(width=160, record=True, file=io.StringIO())
-    console.print(verdict_table(llama[1].manifest, verdict))
-    text = console.export_text()
-    assert f"{num_as_alone} of 4" in next(line for line in text.splitlines() if "under every schedule" in line)
-    assert text.count("FAILED") == 2 * (num_as_alone == 3)
+    text = _told(llama[1], verdict)
+    assert f"{num_as_alone} of 4" in next(line for line in text.splitlines() if "as alone, every schedule" in line)
+    assert "in a batch of" not in text  # which is one of those schedules
+    assert text.count("FAILED") == 3 * (num_as_alone == 3)  # the schedule, the check, the verdict
+    assert next(line for line in text.splitlines() if "as transformers, every" in line).split()[-1] == "measured"
+
+
+def _told(bundle: Bundle, verdict: Verdict) -> str:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(verdict_view(bundle.manifest, verdict))
+    return console.export_text()
 
 
 def test_the_prefix_cache_is_asked_twice(llama: Pair, checkpoint: Checkpoint) -> None:
@@ -156,17 +162,25 @@ def _verdict(*, exact: bool, mean_kl: float, spoiled: bool) -> Verdict:
 
 @pytest.mark.parametrize(
     ("exact", "mean_kl", "spoiled", "num_failed"),
-    [(True, 0.0, False, 0), (True, 0.0, True, 3), (False, 0.0, True, 0), (False, 0.02, False, 2)],
+    [(True, 0.0, False, 0), (True, 0.0, True, 5), (False, 0.0, True, 0), (False, 0.02, False, 2)],
 )
 def test_the_table_says_what_failed(llama: Pair, exact: bool, mean_kl: float, spoiled: bool, num_failed: int) -> None:
     verdict = _verdict(exact=exact, mean_kl=mean_kl, spoiled=spoiled)
-    console = Console(width=160, record=True, file=io.StringIO())
-    console.print(verdict_table(llama[1].manifest, verdict))
-    text = console.export_text()
+    text = _told(llama[1], verdict)
     assert text.count("FAILED") == num_failed
     assert verdict.is_good == (num_failed == 0)
-    assert "alone = in a batch of 8" in text
+    assert text.count("measured") == (0 if exact else 2)
+    assert ("in a batch of 8" in text) == (not exact)
     assert ("prompt 1, token 5" in text and "0.25" in text) == spoiled
+
+
+def test_the_tables_keep_to_80_columns(llama: Pair) -> None:
+    """A row a schedule and a check: nothing is folded or cut."""
+    results = tuple(ScheduleResult(schedule, 24, (Difference(1, 5, 0.25),), 23) for schedule in schedules_for(32, 512))
+    text = _told(llama[1], Verdict(results, 0.02, 0.5, 768, must_be_identical=True))
+    lines = text.splitlines()
+    assert all(any(result.schedule.name in line and line.count("FAILED") == 2 for line in lines) for result in results)
+    assert "…" not in text
 
 
 def test_figures_of_several_bundles_share_a_file(llama: Pair, tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.engines.bundle import open_bundle, publish, unfinished_bundle
+from ostinato.engines.bundle import Bundle, open_bundle, publish, unfinished_bundle
 from ostinato.engines.command import main
 from ostinato.engines.errors import BundleError
 from ostinato.engines.inspect import inspect
+from ostinato.engines.memory_table import Latency
+from ostinato.engines.program import KernelInfo
 
-from .made import fill, make, make_gpu, manifest_of
+from .made import fill, fill_gpu, gpu_manifest_of, make, make_gpu, manifest_of
 
 _BUILD_AND_WAIT = """
 import sys, time
@@ -170,13 +172,36 @@ def test_a_name_that_no_disk_takes_is_refused_in_one_line(capsys: pytest.Capture
     assert printed.startswith("ostinato inspect: ")
 
 
+def told(capsys: pytest.CaptureFixture[str], bundle: Bundle, *options: str) -> dict[str, str]:
+    assert inspect([str(bundle.path), *options]) == 0
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    return {key.strip(): " ".join(value.split()) for key, value in rows.items()}
+
+
+def test_inspect_is_short_unless_asked_for_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    latency = {key: Latency(1.25, None, "roofline of l4") for key in ("decode 8", "decode 16", "decode 2", "prefill 4")}
+    bundle = make_gpu(tmp_path / "g", latency=latency)
+    short, full = told(capsys, bundle), told(capsys, bundle, "--full")
+    steps = [key.removeprefix("latency, ") for key in short if key.startswith("latency")]
+    assert steps == ["decode 2", "decode 16", "prefill 4"]
+    assert short["rank 1"] == "2 engines, 960 bytes, built by TensorRT 1.7.1.116; 1 kernels for sm_86"
+    assert short["files"].startswith(f"{len(bundle.manifest.files)}, ")
+    assert not [key for key in short if "/" in key or key.startswith("rank 0,")]
+    assert {*short, *bundle.manifest.files, *(f"latency, {key}" for key in latency)} <= {*full, "files"}
+
+
+def test_inspect_names_kernels_that_spill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with unfinished_bundle(tmp_path / "g") as folder:
+        fill_gpu(folder, KernelInfo("attend", 4, 1024, 2, 255, 16))
+        bundle = publish(folder, tmp_path / "g", gpu_manifest_of(folder))
+    assert told(capsys, bundle)["rank 0, spilling"] == "attend_0"
+
+
 def test_inspect_tells_of_ranks_engines_and_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = make_gpu(tmp_path / "g")
     assert inspect([str(bundle.path), "--json"]) == 0
     assert capsys.readouterr().out == bundle.manifest.to_json()
-    assert inspect([str(bundle.path)]) == 0
-    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
-    found = {key.strip(): " ".join(value.split()) for key, value in rows.items()}
+    found = told(capsys, bundle, "--full")
     for key, value in {
         "compute capabilities": "8.6, 8.9",
         "ranks": "2: tensor-parallel 2, pipeline stages 1",

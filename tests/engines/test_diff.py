@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from ostinato.engines.bundle import Bundle, publish, unfinished_bundle
-from ostinato.engines.diff import diff, differences_of
+from ostinato.engines.diff import diff
+from ostinato.engines.difference import differences_of
+from ostinato.engines.engine_record import EngineProfile
 from ostinato.engines.errors import BundleError, OstinatoError
 from ostinato.engines.facts import KINDS
 from ostinato.engines.inspect import inspect
@@ -66,9 +68,28 @@ def test_a_kernel_that_spills_is_a_difference(tmp_path: Path, base: Bundle, caps
         fill_gpu(folder, KernelInfo("attend", 4, 1024, 2, 255, 16))
         publish(folder, tmp_path / "b", gpu_manifest_of(folder))
     assert diff([str(base.path), str(tmp_path / "b"), "--fail-on", "kernels"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert ["!", "kernels", "rank0", "sm_86", "attend_0", "registers", "96", "255", "+165.6%"] in map(str.split, lines)
-    assert any(line.split()[-4:] == ["0", "16", "from", "nothing"] for line in lines)
+    lines = list(map(str.split, capsys.readouterr().out.splitlines()))
+    assert ["!", "rank0", "sm_86", "attend_0", "registers", "96", "→", "255", "+165.6%"] in lines
+    assert ["!", "rank0", "sm_86", "attend_0", "spill_bytes", "0", "→", "16"] in lines
+
+
+def test_differences_are_told_as_people_write_them(
+    tmp_path: Path, base: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = EngineProfile("decode", {"hidden": ((1, 64), (4, 64), (16, 64))})
+    engines = ((dataclasses.replace(_FIRST, profiles=(profile,), graph_digest="ab" * 32), _SECOND), engines_of(1))
+    other = make_gpu(tmp_path / "b", engines=engines, weight_bytes=7700, notes=("another",))
+    assert diff([str(base.path), str(other.path), "--fail-on", "size"]) == 1
+    told = capsys.readouterr().out
+    assert told.startswith(f"A  {base.path}\nB  {other.path}\n\ngraph\n  rank0/segment_00.engine graph  ")
+    assert told.endswith(" differences, 1 that --fail-on forbids (!)\n")
+    for line in (
+        "\nsize\n! weights  700 → 7,700  +1000.0%\n",
+        f" → {'ab' * 6}\n",
+        " → hidden 1x64/4x64/16x64\n",
+        "\nnotes\n  only in A: a note\n  only in B: another\n",
+    ):
+        assert line in told
 
 
 def test_equal_bundles(base: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,7 +127,7 @@ def test_steps_are_told_in_the_order_of_their_sizes(
     other = make_gpu(tmp_path / "b", latency=latency)
     found = [difference.what for difference in differences_of(base, other)]
     assert found == [f"decode {count} predicted" for count in counts]
-    assert inspect([str(other.path)]) == 0
+    assert inspect([str(other.path), "--full"]) == 0
     told = [line.split()[2] for line in capsys.readouterr().out.splitlines() if line.startswith("latency, decode")]
     assert told == list(map(str, counts))
 

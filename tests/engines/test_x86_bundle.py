@@ -12,7 +12,8 @@ import pytest
 
 from ostinato.engines.bundle import Bundle, publish, unfinished_bundle
 from ostinato.engines.decoder_record import DecoderRecord, read_decoder
-from ostinato.engines.diff import diff, differences_of
+from ostinato.engines.diff import diff
+from ostinato.engines.difference import differences_of
 from ostinato.engines.errors import BundleError
 from ostinato.engines.inspect import describe
 from ostinato.engines.manifest import FILE_NAME, read_manifest
