@@ -11,7 +11,8 @@ from jinja2 import Template, TemplateError
 
 from ostinato.engines.errors import BundleError, RequestError
 
-from .template_sandbox import MAX_TEXT_CHARS, TemplateSandbox
+from .template_bounds import MAX_TEXT_CHARS
+from .template_sandbox import TemplateSandbox
 from .template_skeleton import Skeletons, only_pastes
 from .tool_style import ToolStyle, style_of
 

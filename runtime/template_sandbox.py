@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial, reduce
+from types import BuiltinMethodType
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
@@ -18,13 +18,20 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from .template_bounds import (
+    METHODS,
+    BoundError,
+    bound_filters,
+    check_braces,
+    check_percents,
+    check_replaced,
+    check_size,
+    parts_to_join,
+    size_of,
+)
+
 RENDER_SECONDS = 2.0
-MAX_TEXT_CHARS = 2**20
 _SUM = "add_parts"
-
-
-class BoundError(TemplateError):
-    """A rendering took more than its time, or made more than its text."""
 
 
 class _CodeGenerator(CodeGenerator):
@@ -48,14 +55,17 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     made.
     """
 
-    intercepted_binops = frozenset({"*", "**", "+"})
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
     code_generator_class = _CodeGenerator
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols], finalize=_printable
+        )
         self._clock = clock
         self._deadline = threading.local()  # renderings run on several threads
-        self.filters["tojson"] = _tojson
+        bound_filters(self.filters)
+        del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
@@ -77,40 +87,62 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def add_parts(self, context: Context, *parts: Any) -> Any:
         """What `+` between all of them means: mostly they are texts."""
         if set(map(type, parts)) == {str}:
-            _check_size(sum(map(len, parts)))
+            check_size(sum(map(len, parts)))
             return "".join(parts)
         return reduce(partial(self.call_binop, context, "+"), parts)
 
     def join_texts(self, _: Context, *parts: Any) -> str:
         """What `~` means."""
-        texts = [str(part) for part in parts]
-        _check_size(sum(map(len, texts)))
+        texts = [str(_printable(part)) for part in parts]
+        check_size(sum(map(len, texts)))
         return "".join(texts)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         match operator:
             case "+" if isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
-                _check_size(len(left) + len(right))
+                check_size(len(left) + len(right))
             case "*" if isinstance(left, str | list | tuple) and isinstance(right, int):
-                _check_size(len(left) * right)
+                check_size(len(left) * right)
             case "*" if isinstance(right, str | list | tuple) and isinstance(left, int):
-                _check_size(len(right) * left)
+                check_size(len(right) * left)
             case "*" if isinstance(left, int) and isinstance(right, int):
-                _check_size(left.bit_length() + right.bit_length())
+                check_size(left.bit_length() + right.bit_length())
             case "**" if isinstance(left, int) and isinstance(right, int):
-                _check_size(left.bit_length() * right)
+                check_size(left.bit_length() * right)
+            case "%" if isinstance(left, str):
+                check_percents(left, right)
         return super().call_binop(context, operator, left, right)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        methods = METHODS.get(type(obj))
+        return super().is_safe_attribute(obj, attr, value) if methods is None else attr in methods
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """jinja2's own `str.format`, bounded."""
+        make = super().wrap_str_format(value)
+        if make is None:
+            return None
+        form = value.__self__
+
+        def formatted(*args: Any, **fields: Any) -> str:
+            check_braces(form, [args, fields])
+            return make(*args, **fields)
+
+        return formatted
+
+    def call(self, context: Context, called: Any, *args: Any, **options: Any) -> Any:
+        """Bounds what a text's own methods make."""
+        if type(called) is BuiltinMethodType and isinstance(text := called.__self__, str):
+            if called.__name__ == "replace":
+                check_replaced(text, *args, **options)
+            elif called.__name__ == "join":
+                args = (parts_to_join(text, *args),)
+        return super().call(context, called, *args, **options)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = _Bounds().visit(super()._parse(source, name, filename))
         assert isinstance(tree, nodes.Template)
         return tree
-
-
-def _check_size(num_parts: int) -> None:
-    """Characters, entries or bits."""
-    if num_parts > MAX_TEXT_CHARS:
-        raise BoundError(f"it made a text, list or number longer than {MAX_TEXT_CHARS}")
 
 
 class _Bounds(NodeTransformer):
@@ -153,20 +185,16 @@ class _GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+def _printable(value: Any) -> Any:
+    """What is printed: a list's text is made in one go, so it must be short."""
+    if isinstance(value, list | tuple | dict):
+        size_of(value)
+    return value
+
+
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
 def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # jinja2's own filter escapes <, > and &, which no model was trained on.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import nodes
 
-from .template_sandbox import MAX_TEXT_CHARS
+from .template_bounds import MAX_TEXT_CHARS
 
 _MAX_KEPT = 256
 _MAX_MESSAGES = 64

@@ -7,9 +7,10 @@ import itertools
 import jinja2
 import pytest
 
-from ostinato.engines.errors import RequestError
+from ostinato.engines.errors import BundleError, RequestError
 from ostinato.runtime.chat_template import ChatTemplate
-from ostinato.runtime.template_sandbox import MAX_TEXT_CHARS, RENDER_SECONDS, TemplateSandbox
+from ostinato.runtime.template_bounds import MAX_TEXT_CHARS
+from ostinato.runtime.template_sandbox import RENDER_SECONDS, TemplateSandbox
 
 MANY = "range(9999)"
 LONG_LOOPS = {
@@ -28,6 +29,18 @@ LARGE = {
     "joined": DOUBLED.replace("OP", "~"),
     "a power": "{{ 10**(10**10) }}",
     "a product": "{% set ns = namespace(n=3) %}{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+    "a wide field": "{{ '%01000000000d'|format(1) }}",
+    "a wide field in braces": "{{ '{:>1000000000}'.format(1) }}",
+    "a long field many times": "{{ ('{0}' * 10000).format(messages[0].content * 1000) }}",
+    "a field by an operator": "{{ '%1000000000d' % 1 }}",
+    "replaced": "{{ ('a' * 10**6).replace('a', 'a' * 1000) }}",
+    "replaced by a filter": "{{ ('a' * 1000)|replace('a', 'a' * 10**6) }}",
+    "joined by a text": "{{ ('x' * 10**6).join(['a'] * 10**6) }}",
+    "joined by a filter": "{{ range(99999)|map('string')|join('x' * 10**6) }}",
+    "indented": "{{ 'a\na'|indent(10**9) }}",
+    "lists of lists": "{% set a = [0] * 10**6 %}{{ [a] * 10**6 }}",
+    "lists of lists as a text": "{% set a = [0] * 10**6 %}{{ ([a] * 10**6)|string|length }}",
+    "lists of lists as JSON": "{% set a = [0] * 10**6 %}{{ ([a] * 10**6)|tojson|length }}",
     "printed": f"{{% for a in {MANY} %}}{{{{ messages[0].content }}}}{{% endfor %}}",
 }
 
@@ -68,6 +81,25 @@ def test_no_text_grows_past_its_bound(source: str) -> None:
     assert str(MAX_TEXT_CHARS) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a'.center(10**9) }}", "{{ '\t'.expandtabs(10**9) }}", "{{ 'a'.translate({97: 'b' * 10**6}) }}",
+        "{{ (1).to_bytes(10**9, 'big') }}", "{{ 'a'.encode().zfill(10**9) }}", "{{ lipsum(n=20000) }}",
+        "{{ '%*d' % (10**9, 1) }}", "{{ '{:{}}'.format(1, 10**9) }}", "{{ [[1]]|sum(start=[]) }}",
+        "{{ 1|tojson(indent=10**9) }}",
+    ],
+)  # fmt: skip
+def test_what_no_template_needs_is_not_there(source: str) -> None:
+    with pytest.raises(RequestError, match=r"SecurityError|UndefinedError|BoundError"):
+        rendered(source)
+
+
+def test_a_filter_that_no_template_needs_is_refused_at_start() -> None:
+    with pytest.raises(BundleError, match="No filter named 'batch'"):
+        rendered("{{ [1]|batch(10**9, 0)|list }}")
+
+
 def test_a_template_that_calls_itself_for_ever_is_refused() -> None:
     with pytest.raises(RequestError, match="RecursionError"):
         rendered("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}")
@@ -88,6 +120,11 @@ def test_there_is_no_way_out(source: str) -> None:
         "{% for a in [1, [2]] recursive %}{% if a is iterable %}{{ loop(a) }}{% else %}{{ a }}{% endif %}{% endfor %}",
         "{% macro m(x) %}<{{ x }}{{ caller() }}>{% endmacro %}{% call m(1) %}body{% endcall %}",
         "{% for a in [] %}x{% else %}none{% endfor %}{% for a in range(5) if a % 2 %}{{ loop.index }}{% endfor %}",
+        "{{ '%5.1f|%s * %d%%' % (1.25, 'a', 3) }}{{ '%s: {%s}'|format('a', 1) }}{{ '{}: {{{:>4}}}'.format('a', 1) }}",
+        "{{ ['a', 1, none]|join(', ') }}{{ ', '.join(['a', 'b']) }}{{ [{'n': 1}]|join('-', attribute='n') }}",
+        "{{ 'a b'.replace(' ', '_') }}{{ 'a-b'|replace('-', '') }}{{ 'a\nb'|indent(2) }}{{ 'a'|indent('> ', true) }}",
+        "{{ [1, 2]|sum }}{{ [{'n': 1}]|sum(attribute='n') }}{{ {'a': 1}|dictsort }}{{ 'ab cd'|title|trim|length }}",
+        "{{ {'a': [1, (2, 3)]}|string }}{{ {'items': 1}['items'] }}{{ {'a': 1}.get('a') }}{{ 'x'|upper|e }}",
         "{% set x = 'p' ~ 'q' %}{% if x == 'pq' and ('a' ~ 'b') in ['ab'] %}yes{% endif %}{{ ('a' ~ 'b')|upper }}",
     ],
 )

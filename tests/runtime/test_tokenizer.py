@@ -13,7 +13,7 @@ import pytest
 
 from ostinato.engines.errors import BundleError, RequestError
 from ostinato.runtime.chat_template import ChatTemplate
-from ostinato.runtime.template_sandbox import MAX_TEXT_CHARS
+from ostinato.runtime.template_bounds import MAX_TEXT_CHARS
 from ostinato.runtime.tokenizer import Tokenizer, TokenText
 from tests.tokenizers import BOS_PIECE, EOS, EOT, FIRST_BYTE_PIECE, FIRST_PIECE, byte_level, sentencepiece, smollm2
 
