@@ -13,7 +13,7 @@ from ostinato.engines.argument_parser import ArgumentParser
 from ostinato.engines.bundle import STORE, Bundle, open_bundle
 from ostinato.engines.bundle_advice import as_typed
 from ostinato.engines.errors import BuildError
-from ostinato.engines.manifest import Manifest
+from ostinato.engines.manifest import FILE_NAME, Manifest
 from ostinato.engines.recipe import Recipe, read_recipe
 from ostinato.engines.targets import GPU_TARGETS, TARGETS
 
@@ -24,7 +24,7 @@ from .pipeline import Built, read_checkpoint
 from .pipeline import build as build_bundle
 from .progress import ConsoleProgress
 from .prompts import QUESTIONS
-from .recipe_arguments import add_recipe
+from .recipe_arguments import add_recipe, recipe_for
 from .source import resolve_source
 from .termination import orderly_termination
 from .verdict_report import save_verdict, verdict_view
@@ -100,11 +100,11 @@ def _bytes(text: str) -> int:
 
 
 def verify(argv: list[str]) -> int:
-    """`ostinato verify RECIPE [--set …] [--bundle FOLDER] [--json FILE]`; 0 if the bundle is good, 1 if it is not."""
+    """`ostinato verify RECIPE|BUNDLE [--set …] [--bundle FOLDER] [--json FILE]`; 1 if the bundle is bad, else 0."""
     parser = ArgumentParser(prog="ostinato verify", description="Compare a built bundle with transformers in float32.")
-    add_recipe(parser)
+    add_recipe(parser, or_bundle=True)
     parser.add_argument(
-        "--bundle", type=Path, metavar="FOLDER", help="the bundle's folder (default: engines/store/NAME)"
+        "--bundle", type=Path, metavar="FOLDER", help="the bundle's folder, with a RECIPE (default: engines/store/NAME)"
     )
     parser.add_argument(
         "--prompts",
@@ -119,8 +119,7 @@ def verify(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if not 1 <= arguments.prompts <= len(QUESTIONS):
         parser.error(f"--prompts is {arguments.prompts}: give 1 to {len(QUESTIONS)}")
-    recipe = read_recipe(arguments.recipe, arguments.set)
-    bundle = open_bundle(arguments.bundle or STORE / recipe.name)
+    recipe, bundle = _to_verify(arguments)
     console = Console()
     with ConsoleProgress(console).shown() as progress:
         verdict = _verify(recipe, bundle, arguments.prompts, progress)
@@ -128,6 +127,19 @@ def verify(argv: list[str]) -> int:
     if arguments.json:
         save_verdict(arguments.json, bundle.manifest, verdict, shlex.join(["ostinato", "verify", *argv]))
     return 0 if verdict.is_good else 1
+
+
+def _to_verify(arguments: argparse.Namespace) -> tuple[Recipe, Bundle]:
+    given: Path = arguments.recipe
+    if not (given / FILE_NAME).is_file():
+        recipe = read_recipe(given, arguments.set)
+        return recipe, open_bundle(arguments.bundle or STORE / recipe.name)
+    if arguments.bundle is not None:
+        raise BuildError(
+            f"{given} is a bundle, and so is {arguments.bundle}: give the recipe and --bundle, or one bundle"
+        )
+    bundle = open_bundle(given)
+    return read_recipe(recipe_for(bundle.manifest, given), arguments.set), bundle
 
 
 def _verify(recipe: Recipe, bundle: Bundle, num_prompts: int, progress: ConsoleProgress) -> Verdict:

@@ -112,7 +112,6 @@ def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     except IsADirectoryError:
         raise RecipeError(
             f"{path} is a folder, wanted is a recipe: give its TOML file, such as engines/recipes/smollm2-135m-cpu.toml"
-            " (and a bundle to verify as --bundle FOLDER)"
         ) from None
     except OSError as error:
         raise RecipeError(

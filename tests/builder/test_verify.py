@@ -16,6 +16,7 @@ from rich.console import Console
 
 from ostinato.builder.checkpoint import Checkpoint
 from ostinato.builder.hf_checkpoint import read_hf_folder
+from ostinato.builder.recipe_arguments import recipe_for
 from ostinato.builder.reference import chat_prompts, load_reference
 from ostinato.builder.verdict_report import save_verdict, verdict_view
 from ostinato.builder.verify import (
@@ -224,3 +225,12 @@ def test_prompts_are_chat_turns_that_fit(llama: Pair) -> None:
     text = b"".join(bytes([i]) if i < 256 else {256: b"<S>", 257: b"<E>"}[i] for i in prompts[0])
     assert len(prompts) == 1
     assert text == b"<S>user\nHi<E>\n<S>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [("smollm2-135m", "x86"), ("smollm2-135m", "cpu"), ("smollm2-135m-cpu", "cpu")]
+)
+def test_a_bundle_finds_the_recipe_of_its_name(llama: Pair, name: str, target: str) -> None:
+    found = recipe_for(replace(llama[1].manifest, name=name, target=target), Path("b"))
+    assert found.name == f"smollm2-135m-{target}.toml"
+    assert found.is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -69,15 +70,23 @@ def test_a_wrong_call_is_told_in_one_line(capsys: pytest.CaptureFixture[str], ar
 
 def test_a_folder_that_is_not_what_is_wanted_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     made.make(tmp_path / "b")
-    found = told(capsys, "verify", str(tmp_path / "b"))
-    assert found.startswith(f"ostinato verify: {tmp_path / 'b'} is a folder, wanted is a recipe: give its TOML file, ")
-    assert "--bundle FOLDER" in found
+    found = told(capsys, "plan", str(tmp_path / "b"))
+    assert found.startswith(f"ostinato plan: {tmp_path / 'b'} is a folder, wanted is a recipe: give its TOML file, ")
     (tmp_path / "r.toml").write_text('checkpoint = "none"\ntarget = "cpu"\n')
     (tmp_path / "empty").mkdir()
     found = told(capsys, "verify", str(tmp_path / "r.toml"), "--bundle", str(tmp_path / "empty"))
     assert "empty has no manifest.json, so it is no finished bundle: give the folder of one, such as " in found
     found = told(capsys, "verify", str(tmp_path / "r.toml"), "--bundle", str(tmp_path / "none"))
     assert "no bundle at " in found
+
+
+def test_a_bundle_is_verified_by_the_recipe_of_its_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    made.make(tmp_path / "b")
+    found = told(capsys, "verify", str(tmp_path / "b"))
+    assert re.search(r"engines/recipes has no \S+\.toml: give the recipe that made it", found)
+    assert f"`ostinato verify RECIPE --bundle {tmp_path / 'b'}`" in found
+    found = told(capsys, "verify", str(tmp_path / "b"), "--bundle", str(tmp_path / "c"))
+    assert "is a bundle, and so is" in found
 
 
 def test_what_stands_where_a_bundle_was_wanted_is_told(
