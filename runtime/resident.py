@@ -1,4 +1,4 @@
-"""Gives a mapped file's pages back to the system (once at start, when the engine has its own copy of the weights)."""
+"""Gives memory back to the system that only the start needed (once, when ready)."""
 
 from __future__ import annotations
 
@@ -27,3 +27,10 @@ def release_file_pages(path: Path) -> int:
         if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED) == 0:
             total += end - start
     return total
+
+
+def release_freed_memory() -> None:
+    """What native code has freed, such as the tables a tokenizer is made from: glibc keeps it for each thread."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -29,6 +29,7 @@ from .logs import set_up_logs
 from .metrics import Metrics
 from .otel import open_tracer
 from .progress import end_bars, loading
+from .resident import release_freed_memory
 from .sd_notify import Manager
 from .serve_config import ServeConfig
 from .server_app import create_app, create_metrics_app
@@ -226,10 +227,11 @@ def serve(config: ServeConfig, libraries: Libraries = REAL) -> int:
         metrics = Metrics()
         if shop.coverage is not None:
             metrics.watch_graphs(shop.coverage)
-        settle_garbage()
         bridge = Bridge(shop.loop, shop.intake, shop.tokenizer, metrics, config.limits)
         bridge.ledger.tracer = tracer
         bridge.grammars.warm()
+        settle_garbage()
+        release_freed_memory()
         return Served(shop.bundle.manifest.name, bridge, shop.bundle.manifest)
 
     app = create_app(load, config, keys)

@@ -1,13 +1,14 @@
-"""Pages of a mapped file leave the process and come back unchanged when they are read."""
+"""Memory leaves the process: a mapped file's pages, which come back unchanged, and what native code has freed."""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from pathlib import Path
 
 import numpy as np
 
-from ostinato.runtime.resident import release_file_pages
+from ostinato.runtime.resident import release_file_pages, release_freed_memory
 
 NUM_BYTES = 64 * mmap.PAGESIZE
 
@@ -39,3 +40,26 @@ def test_a_file_that_is_not_mapped_is_no_error(tmp_path: Path) -> None:
     path = tmp_path / "other.bin"
     path.write_bytes(b"x")
     assert release_file_pages(path) == 0
+
+
+def test_what_native_code_has_freed_is_given_back() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    pieces = [libc.malloc(4096) for _ in range(20_000)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, 4096)
+    for number, piece in enumerate(pieces):
+        if number % 100:  # one that is kept holds what lies below it
+            libc.free(piece)
+    held = anonymous_kib()
+    release_freed_memory()
+    assert held - anonymous_kib() > 50_000
+    for piece in pieces[::100]:
+        libc.free(piece)
+
+
+def anonymous_kib() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1])
