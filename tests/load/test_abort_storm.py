@@ -10,10 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.fakes import PosLM, make_limits
 from tests.load.callers import Heard, answers, body, call, session
 from tests.scale import IS_SOAK, scaled
 from tests.serving import PATIENCE_SECONDS, VOCAB_SIZE, Running, await_true, serving
+
+pytestmark = pytest.mark.timed
 
 NUM_CALLS = scaled(100, 1000)
 NUM_AT_ONCE = 48

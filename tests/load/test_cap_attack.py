@@ -17,6 +17,8 @@ from tests.malformed_book import BASES, CHAT, COMPLETIONS, RESPONSES
 from tests.scale import IS_SOAK, scaled
 from tests.serving import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.timed
+
 CAPS = ServeLimits()
 TOY = Toy(max_rows=8, max_waiting=CAPS.max_choices)
 CONTEXT = 128  # of the toy

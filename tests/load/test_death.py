@@ -17,6 +17,8 @@ from tests.load.toy_process import Toy, toy_process
 from tests.scale import IS_SOAK, scaled
 from tests.serving import PATIENCE_SECONDS, VOCAB_SIZE, GatedLM, await_true, serving
 
+pytestmark = pytest.mark.timed
+
 NUM_OPEN = 12
 DEATHS = [1, 9, *range(2, scaled(2, 30))]
 DIES_WITHIN = 10.0 if IS_SOAK else PATIENCE_SECONDS

@@ -14,6 +14,8 @@ from tests.load.toy_process import Toy, ToyProcess, toy_process
 from tests.scale import IS_SOAK, scaled
 from tests.serving import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.timed
+
 NUM_STREAMS, NUM_QUEUED, NUM_TOKENS = 20, 10, 24
 TOY = Toy(step_seconds=0.1, max_rows=NUM_STREAMS)  # a drain of seconds, so that a late caller is not too late
 NOT_READY_SECONDS = 0.2 if IS_SOAK else PATIENCE_SECONDS  # on a machine that does other things, too, less is luck

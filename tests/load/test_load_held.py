@@ -8,10 +8,13 @@ from pathlib import Path
 
 import aiohttp
 import numpy as np
+import pytest
 
 from tests.load.callers import Heard, answers, body, call, session
 from tests.load.toy_process import Toy, ToyProcess, toy_process
 from tests.scale import IS_SOAK, scaled
+
+pytestmark = pytest.mark.timed
 
 NUM_CALLERS, NUM_BODIES = 64, 24
 SECONDS = scaled(2, 600)

@@ -15,6 +15,8 @@ from tests.load.toy_process import Toy, ToyProcess, toy_process
 from tests.scale import IS_SOAK, scaled
 from tests.serving import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.timed
+
 TOY = Toy(step_seconds=0.02, max_rows=8, max_waiting=16)  # at best 8 rows * 50 steps/s / 8 tokens = 50 calls a second
 MEASURED_SECONDS, OVERLOAD_SECONDS = scaled(1, 10), scaled(3, 60)
 FACTOR = 4

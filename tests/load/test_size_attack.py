@@ -9,10 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.http_calls import complete
 from tests.load.toy_process import Toy, ToyProcess, toy_process
 from tests.raw_http import connect, exchange, post, read_reply, send
 from tests.scale import IS_SOAK, scaled
+
+pytestmark = pytest.mark.timed
 
 TOY = Toy(body_seconds=scaled(6, 30))  # in which a large body must have come
 NUM_SLOW = scaled(25, 500)

@@ -23,6 +23,8 @@ from tests.fakes import PosLM, make_limits
 from tests.scale import IS_SOAK, scaled
 from tests.serving import ANY_PORTS, PATIENCE_SECONDS, VOCAB_SIZE, Running, serving
 
+pytestmark = pytest.mark.timed
+
 LIMITS = make_limits(max_rows=8, max_step_tokens=128, max_context=128)
 CONFIG = replace(ANY_PORTS, limits=ServeLimits(max_choices=4, max_prompts=2))
 NUM_CASES = scaled(200, 3000)  # a seed
