@@ -25,6 +25,7 @@ F64 = NDArray[np.float64]
 TRIM = 0.2  # of a pair's rounds, at each end
 RESAMPLES = 4000
 MIN_ROUNDS = 20  # with fewer the bootstrap's tails are too short to decide on
+TAILS = 1.1  # what few blocks draw is spread too little, all the more where noise lasts: with this, ERROR holds
 ERROR = 0.05  # chance that a change of just the budget is called a regression, over all looks together
 Verdict = Literal["regression", "pass", "open"]
 
@@ -91,5 +92,5 @@ def _drawn(logs: F64, source: np.random.Generator) -> F64:
     starts = source.integers(count, size=(RESAMPLES, num_blocks, 1))
     indices = ((starts + np.arange(length)) % count).reshape(RESAMPLES, -1)[:, :count]
     means, center = _trimmed_means(logs[indices]), _trimmed_means(logs[None])
-    drawn: F64 = center + (means - center) * math.sqrt(num_blocks / max(1, num_blocks - 1))
+    drawn: F64 = center + (means - center) * math.sqrt(num_blocks / max(1, num_blocks - 1)) * TAILS
     return drawn
