@@ -30,7 +30,7 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 $(READY): pyproject.toml constraints.txt
-	@bash scripts/setup.sh $(PYTHON)
+	@bash scripts/setup.sh "$(PYTHON)"
 
 build-engine: $(READY) ## real TensorRT-RTX engines of the demo model, without a GPU (ENGINE=… for another recipe)
 	@$(BIN)/ostinato build $(ENGINE)

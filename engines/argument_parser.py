@@ -38,6 +38,8 @@ class ArgumentParser(argparse.ArgumentParser):
         if message.startswith(_MISSING):
             names = message.removeprefix(_MISSING).split(", ")
             message = f"{' and '.join(map(self._told, names))} {'is' if len(names) == 1 else 'are'} missing"
+        if message.endswith("expected one argument"):
+            message += ", and one that begins with - as in --option=-value"
         self.exit(2, f"{self.prog}: {message} (`{self.prog} --help` shows all)\n")
 
     def _meant(self, option: str) -> str:

@@ -35,6 +35,10 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read us, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
         return _PIPE_CLOSED
+    except SystemExit as left:
+        if isinstance(left.__context__, BrokenPipeError):  # rich makes a 1 of it
+            return _PIPE_CLOSED
+        raise
     except KeyboardInterrupt:
         return _INTERRUPTED
 

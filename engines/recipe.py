@@ -186,7 +186,9 @@ def _refuse_unless_known(what: str, value: str, known: tuple[str, ...]) -> None:
         raise RecipeError(f"{what} is {value!r}: give one of {', '.join(known) or 'none'}")
 
 
-def _limits_from_table(table: Mapping[str, Any]) -> Limits:
+def _limits_from_table(table: Any) -> Limits:
+    if not isinstance(table, dict):
+        raise RecipeError(f"limits is {table!r}: give a table")
     _refuse_unknown("limits key", set(table), _LIMIT_KEYS)
     for key, value in table.items():
         whole = isinstance(value, int) and not isinstance(value, bool)

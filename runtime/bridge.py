@@ -53,6 +53,7 @@ class Prompt(NamedTuple):
     token_ids: list[int]
     params: SamplingParams
     grammar: Grammar | None = None  # that each of its outputs is held to
+    is_cut: bool = False  # shown without its last character, which is its outputs' even if it never completes
 
 
 @dataclass(slots=True, eq=False)
@@ -138,7 +139,7 @@ class Bridge:
         salt = call.caller.salt + salt
         requests = [
             request
-            for token_ids, params, grammar in prompts
+            for token_ids, params, grammar, _ in prompts
             for request in self._intake.requests(token_ids, params, salt=salt, priority=priority, grammar=grammar)
         ]
         self.check_room(len(requests))
@@ -146,10 +147,11 @@ class Bridge:
         stream = Stream(call, self._abort, self.serve_limits)
         call.leave = stream.cancel
         now = time.monotonic()
-        for index, request in enumerate(requests):
+        are_cut = [prompt.is_cut for prompt in prompts for _ in range(prompt.params.n)]
+        for index, (request, is_cut) in enumerate(zip(requests, are_cut, strict=True)):
             request.timeline, request.tenant = Timeline(self._loop.clock), call.caller.tenant
             call.timelines.append(request.timeline)
-            choice = ChoiceStream(self.tokenizer, request.tokens, request.params)
+            choice = ChoiceStream(self.tokenizer, request.tokens, request.params, keeps_mark=is_cut)
             self._rows[request.id] = _Row(request, call, stream, index, choice, now)
             stream.open_ids.add(request.id)
         call.path.submitted()

@@ -59,11 +59,13 @@ class ChoiceStream:
     `wants_abort` is True while the engine's row still runs, and later events of that row are ignored.
 
     `completion_tokens` counts up to and including the token that completed a stop string, or the stop id.
-    `num_cached` and `prompt_logprobs` are kept from the first event.
+    `num_cached` and `prompt_logprobs` are kept from the first event. `keeps_mark`: see the detokenizer.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        self._detokenizer = detokenizer(tokenizer, prompt_ids, params.skip_special_tokens)
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams, *, keeps_mark: bool = False
+    ) -> None:
+        self._detokenizer = detokenizer(tokenizer, prompt_ids, params.skip_special_tokens, keeps_mark=keeps_mark)
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
         self._min_tokens = params.min_tokens
         self._shows_stop_id = params.include_stop_str_in_output

@@ -3,7 +3,8 @@
     prompt ids │ output ids …            decode(prompt + output) = prompt text │ what push and finish return
 
 A character that begins in the prompt and ends in the output is output, whole; its U+FFFD, if it never completes, is the
-prompt's. A leading space is dropped once a text, where the tokenizer does so.
+prompt's, or with `keeps_mark` output too: then the prompt is shown without it. A leading space is dropped once a text,
+where the tokenizer does so.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ _MAX_WINDOW = 64
 
 
 class Detokenizer(Protocol):
-    """Text of one choice. Holds back an unfinished character only; knows the prompt, and never returns any of it."""
+    """Text of one choice. Holds back an unfinished character only; knows the prompt, and never returns any of it.
+
+    `num_marks`: characters, all U+FFFD, at the end of the prompt's text that the output may turn into others.
+    """
+
+    num_marks: int
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these output tokens complete."""
@@ -42,23 +48,28 @@ class Detokenizer(Protocol):
         ...
 
 
-def detokenizer(tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> Detokenizer:
+def detokenizer(
+    tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool = True, *, keeps_mark: bool = False
+) -> Detokenizer:
     """The kind for this tokenizer."""
     if tokenizer.table is not None:
-        return ByteDetokenizer(tokenizer.table, prompt_ids, skip_special_tokens)
-    return WindowDetokenizer(tokenizer, prompt_ids, skip_special_tokens)
+        return ByteDetokenizer(tokenizer.table, prompt_ids, skip_special_tokens, keeps_mark)
+    return WindowDetokenizer(tokenizer, prompt_ids, skip_special_tokens, keeps_mark)
 
 
 class ByteDetokenizer:
     """For tokenizers whose tokens are bytes: exact, and one table look-up a token."""
 
-    def __init__(self, table: TokenBytes, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(
+        self, table: TokenBytes, prompt_ids: Sequence[int], skip_special_tokens: bool, keeps_mark: bool
+    ) -> None:
         self._pieces = table.pieces(skip_special_tokens)
         self._held = b""  # of a character that is not whole
         tail = self._last_bytes(prompt_ids)
         self._decode(tail)
         self._strip_space = table.strips_space and not tail
-        self._drop_mark = self.holds
+        self.num_marks = int(self.holds)
+        self._drop_mark = self.holds and not keeps_mark
 
     def _last_bytes(self, prompt_ids: Sequence[int]) -> bytes:
         """Enough of the prompt's end to hold an unfinished character; empty only where the whole prompt has no text."""
@@ -110,7 +121,9 @@ class WindowDetokenizer:
     part that was already sent. A trailing U+FFFD may be half a character: it is held, for `_MAX_WINDOW` tokens at most.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool, keeps_mark: bool
+    ) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
         width = _PROMPT_WINDOW
         while not (text := self._decode(prompt_ids[-width:])).strip(MARK) and width < len(prompt_ids):
@@ -118,7 +131,9 @@ class WindowDetokenizer:
         self._ids = list(prompt_ids[-width:])
         self._num_old = len(self._ids)  # [0, num_old) sent with an earlier push, [num_old, len) not wholly
         self._num_sent = len(text.rstrip(MARK))  # characters of the window's text
-        self._drop_mark = self.holds = text.endswith(MARK)
+        self.holds = text.endswith(MARK)
+        self.num_marks = len(text) - self._num_sent
+        self._drop_mark = self.holds and not keeps_mark
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, self._skip)

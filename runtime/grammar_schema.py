@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
+from fractions import Fraction
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
 from typing import Any
@@ -11,7 +12,7 @@ from urllib.parse import unquote
 
 from ostinato.engines.errors import RequestError
 
-from .grammar_regex import json_pattern, shortest_text
+from .grammar_regex import is_read_alike, json_pattern, shortest_text
 from .serve_limits import ServeLimits
 
 CODE = "unsupported_schema"
@@ -111,6 +112,12 @@ class _Check:
                 continue  # the one that is held all the same
             if not all(_is_exact(value) for value in _values(node.get(name)) if _is_number(value)):
                 raise self._fault(f"{place}/{name}", f"a number has more than {MAX_DIGITS} digits")
+        if "multipleOf" in node and not _divides_exactly(node["multipleOf"]):
+            raise self._fault(
+                f"{place}/multipleOf",
+                "give an integer above 0, or 0.5, 0.25 and so on: readers divide by other fractions inexactly, "
+                "so ask for an integer of a smaller unit, such as cents",
+            )
         for name in _COUNTS:
             if name in node and (type(node[name]) is not int or node[name] < 0):
                 raise self._fault(f"{place}/{name}", "give a count")
@@ -146,6 +153,11 @@ class _Check:
                 raise self._fault(f"{place}/pattern", "give a regex as text")
             if len(regex.encode()) > self._limits.max_regex_bytes:
                 raise self._fault(place, f"a pattern exceeds {self._limits.max_regex_bytes} bytes")
+            if name != "pattern" and not is_read_alike(regex):
+                raise self._fault(
+                    f"{place}/patternProperties",
+                    "readers differ in which names match \\d, \\w and \\s: write the class out, such as [0-9]",
+                )
             self._short(shortest_text(regex), place)
             try:
                 json_pattern(regex)
@@ -214,6 +226,14 @@ def _is_exact(number: Any) -> bool:
     if isinstance(number, int) and abs(number) <= 2**53:
         return True
     return len(Decimal(repr(number)).normalize().as_tuple().digits) <= MAX_DIGITS
+
+
+def _divides_exactly(number: Any) -> bool:
+    """Whether every reader finds the same multiples of it."""
+    if isinstance(number, int):
+        return number > 0
+    part = Fraction(repr(number))  # a half of what a double rounds is still a whole number, five halves are not
+    return part.numerator == 1 and part.denominator & (part.denominator - 1) == 0
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -11,6 +11,7 @@ import orjson
 
 from ostinato.engines.errors import RequestError
 
+from .grammar_demand import longest_demand, patterns
 from .grammar_form import SPELLING, compilable
 from .grammar_regex import shortest_text
 from .grammar_schema import CODE, MAX_FORCED_CHARS, check_schema
@@ -23,6 +24,7 @@ _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _OPTIONS = re.compile("%llguidance")
 _TEMPERATURE = re.compile(r"^\s*[?!]*\w+\s*\[[^\]\n]*\btemperature\b", re.MULTILINE)
 _UNFORCED = '%llguidance {"no_forcing": true}\n'  # finding what a caller's own rules force can take for ever
+_MAX_RUN_CHARS = 1024  # what may be longer is not looked for, either
 
 
 NAMES: Mapping[Kind, str] = {  # in messages
@@ -36,11 +38,13 @@ NAMES: Mapping[Kind, str] = {  # in messages
 
 
 class Source(NamedTuple):
-    """A grammar in Lark's form, or else in GBNF's; `head` goes before it."""
+    """A grammar in Lark's form, or else in GBNF's; `head` goes before it. `is_callers`: who wrote it."""
 
     text: str
     head: str = ""
     is_gbnf: bool = False
+    is_callers: bool = False
+    patterns: tuple[str, ...] = ()  # of a schema, that must be sound though nothing be held to them
 
 
 def source_of(spec: GrammarSpec, limits: ServeLimits) -> Source:
@@ -52,21 +56,27 @@ def source_of(spec: GrammarSpec, limits: ServeLimits) -> Source:
         )
     match spec.kind:
         case "json_object":
-            return _json({"type": "object"})
+            return _made(_json({"type": "object"}))
         case "json_schema":
-            return _json(_schema(spec, limits))
+            schema = _schema(spec, limits)
+            return _made(_json(schema))._replace(patterns=tuple(sorted(set(patterns(schema)))))
         case "regex":
-            return Source(f"start: REGEX\nREGEX: {_regex(spec)}\n")
+            return _made(f"start: REGEX\nREGEX: {_regex(spec)}\n", shortest_text(spec.source))
         case "choice":
-            return Source(_choice(spec))
+            return _made(_choice(spec), max(map(len, orjson.loads(spec.source))))
         case "lark":
-            return Source(spec.source)
+            return _made(spec.source)
         case "ebnf":
             return _rules(spec)
 
 
-def _json(schema: dict[str, Any]) -> Source:
-    return Source(f"start: %json {json.dumps({**schema, 'x-guidance': SPELLING})}\n")
+def _made(rules: str, num_forced: int | None = None) -> Source:
+    longest = longest_demand(rules) if num_forced is None else num_forced
+    return Source(rules, _UNFORCED if longest > _MAX_RUN_CHARS else "")
+
+
+def _json(schema: dict[str, Any]) -> str:
+    return f"start: %json {json.dumps({**schema, 'x-guidance': SPELLING})}\n"
 
 
 def _schema(spec: GrammarSpec, limits: ServeLimits) -> dict[str, Any]:
@@ -94,7 +104,7 @@ def _rules(spec: GrammarSpec) -> Source:
     for part, name in ((_OPTIONS, "%llguidance options are"), (_TEMPERATURE, "a temperature of a rule's own is")):
         if part.search(spec.source):
             raise RequestError(f"{name} not supported: leave it out", param=spec.param, code="unsupported_grammar")
-    return Source(spec.source, _UNFORCED, is_gbnf=bool(_GBNF.search(spec.source)))
+    return Source(spec.source, _UNFORCED, is_gbnf=bool(_GBNF.search(spec.source)), is_callers=True)
 
 
 def _choice(spec: GrammarSpec) -> str:

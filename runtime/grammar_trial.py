@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ostinato.engines.errors import OstinatoError
 
+from .grammar_fault import told
 from .grammar_source import Source
 from .serve_limits import ServeLimits
 
@@ -22,6 +23,19 @@ TRIAL_SHARE = 0.75  # of a grammar's time; the rest is for the ways, and for a m
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LANG")  # no keys among them
 _READ_BYTES = 2**16
 _BUSY = "the machine is too busy to try a new grammar out: try again later"
+
+
+class MaskBounds(NamedTuple):
+    """What one mask may take, where the compiler's own bounds allow a second: more would hold everybody's step up.
+
+    10,000 items take 2 ms, or 7 where rules are ambiguous; rules that repeat to the right need more with each token.
+    """
+
+    step_max_items: int = 10_000
+    step_lexer_fuel: int = 50_000
+
+
+MASK_BOUNDS = MaskBounds()
 
 
 class TrialError(Exception):
@@ -58,7 +72,7 @@ class Trial:
         try:
             bounds = {"max_bytes": limits.compile_bytes, "max_seconds": limits.compile_seconds}
             bounds["trial_seconds"] = TRIAL_SHARE * limits.compile_seconds
-            answer = self._ask({**setup, **bounds}, START_SECONDS)
+            answer = self._ask({**setup, **bounds, "mask_bounds": MASK_BOUNDS._asdict()}, START_SECONDS)
         except OstinatoError as error:
             kind = WorkerEndedError if isinstance(error, WorkerEndedError) else OstinatoError
             raise kind(f"the worker that tries grammars out does not start: {error}") from None
@@ -80,6 +94,8 @@ class Trial:
             raise GrammarsBusyError(_BUSY)
         if "error" in answer:
             raise TrialError(answer["error"])
+        if "fault" in answer:
+            raise TrialError(told(answer["fault"], source))
         return Tried(answer["text"], answer["bytes"])
 
     def close(self) -> None:

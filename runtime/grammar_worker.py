@@ -111,7 +111,7 @@ def _be_the_fork(
             try:
                 answer = _try(tokenizer, job, setup)
             except Exception as error:
-                answer = {"error": str(error) or type(error).__name__}
+                answer = {"fault": str(error) or type(error).__name__}
             with open(writer, "wb") as pipe:
                 pipe.write(json.dumps(answer).encode())
     finally:
@@ -129,26 +129,33 @@ def _all_of(reader: int, deadline: float) -> bytes | None:
 
 
 def _try(tokenizer: llguidance.LLTokenizer, job: Mapping[str, Any], setup: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Compile a grammar and follow it at random: {"error"}, {"busy"}, or its {"text"} and how many "bytes" it takes."""
+    """Compile a grammar and follow it at random: its {"text"} and how many "bytes" it takes; or {"busy"}, {"error"}, or
+    {"fault"} as native code tells it.
+    """
     began_at, before = time.monotonic(), _heap_bytes()
+    for pattern in job["patterns"]:
+        if fault := llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_regex(pattern)):
+            return {"fault": fault}
     text = job["head"] + (gbnf_to_lark(job["text"]) if job["is_gbnf"] else job["text"])
-    limits = llguidance.LLParserLimits(verbose_errors=False)
+    limits = llguidance.LLParserLimits(verbose_errors=False, **setup["mask_bounds"])
     seed = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(text), log_level=0, limits=limits)
     if seed.is_error():
-        return {"error": seed.get_error()}
+        return {"fault": seed.get_error()}
     compile_seconds = time.thread_time()
     rng = random.Random(0)
     deadline = time.thread_time() + WALK_SECONDS
     for _ in range(NUM_WALKS):
-        if error := _walk(seed.deep_copy(), rng, deadline, frozenset(setup["special_ids"])):
-            return {"error": error}
+        if trouble := _walk(seed.deep_copy(), rng, deadline, frozenset(setup["special_ids"])):
+            return trouble
     if time.monotonic() - began_at + compile_seconds > job["seconds"]:  # the server compiles it once more
         return _late(setup, time.thread_time() + compile_seconds <= setup["trial_seconds"])
     return {"text": text, "bytes": max(0, _heap_bytes() - before)}
 
 
-def _walk(matcher: llguidance.LLMatcher, rng: random.Random, deadline: float, special_ids: frozenset[int]) -> str:
-    """Take random tokens that fit; why that can't be done in time, "" if it can.
+def _walk(
+    matcher: llguidance.LLMatcher, rng: random.Random, deadline: float, special_ids: frozenset[int]
+) -> dict[str, str]:
+    """Take random tokens that fit; why that can't be done in time, nothing if it can.
 
     It ends where text is forced that is a special token's name: which tokens spell it is the guide's affair.
     """
@@ -158,15 +165,15 @@ def _walk(matcher: llguidance.LLMatcher, rng: random.Random, deadline: float, sp
         forced = matcher.compute_ff_tokens()
         seconds = time.thread_time() - began_at
         if matcher.is_error():
-            return matcher.get_error()
+            return {"fault": matcher.get_error()}
         if seconds > STEP_SECONDS:
-            return "it takes too long to find the tokens that may come next"
+            return {"error": "it takes too long to find the tokens that may come next"}
         if matcher.is_stopped() or time.thread_time() > deadline or not special_ids.isdisjoint(forced):
             break
         if not mask:
-            return "no token of the model's is legal at some place"
+            return {"error": "no token of the model's is legal at some place"}
         matcher.consume_token(_some_bit(mask, rng))
-    return ""
+    return {}
 
 
 def _some_bit(mask: int, rng: random.Random) -> int:

@@ -24,13 +24,12 @@ from ostinato.engines.errors import OstinatoError, RequestError
 from .grammar_guide import Grammar, Vocabulary
 from .grammar_source import NAMES, source_of
 from .grammar_spec import GrammarSpec
-from .grammar_trial import GrammarsBusyError, Trial, TrialError, WorkerEndedError
+from .grammar_trial import MASK_BOUNDS, GrammarsBusyError, Trial, TrialError, WorkerEndedError
 from .serve_limits import ServeLimits
 from .tokenizer import Tokenizer
 
 NUM_WORKERS = 2
 MAX_PENDING = 16  # new grammars at once
-_MAX_SHOWN_CHARS = 300
 _LEAST_SHARE = 0.5  # of a grammar's time, however long it waited for its turn or for a worker to start
 MIN_BYTES = 4096  # of a kept grammar, its books included
 
@@ -74,7 +73,7 @@ class Grammars:
         """RequestError that names `spec.param` where it can't be used; GrammarsBusyError."""
         if (grammar := self._kept.get(spec)) is not None:
             self._kept.move_to_end(spec)
-            return grammar
+            return grammar.of(spec.param)
         if (coming := self._coming.get(spec)) is None:
             if len(self._coming) >= MAX_PENDING:
                 raise GrammarsBusyError(f"{MAX_PENDING} new grammars are being compiled: try again later")
@@ -82,7 +81,7 @@ class Grammars:
             self._coming[spec] = coming
             coming.add_done_callback(lambda done: self._came(spec, done))
         try:
-            return await asyncio.shield(coming)
+            return (await asyncio.shield(coming)).of(spec.param)
         except RequestError as error:  # of whoever asked first
             raise RequestError(str(error), param=spec.param, code=error.code) from None
 
@@ -104,20 +103,20 @@ class Grammars:
             tried = trial.run(source, max(most - waited, _LEAST_SHARE * most))
         except TrialError as error:
             raise RequestError(
-                f"the {NAMES[spec.kind]} can't be used: {_shown(str(error))}",
+                f"the {NAMES[spec.kind]} can't be used: {error}",
                 param=spec.param,
                 code="unsupported_schema" if spec.kind.startswith("json") else "unsupported_grammar",
             ) from None
         finally:
             self._put_back(trial)
         tokenizer = self._native()
-        limits = llguidance.LLParserLimits(verbose_errors=False)
+        limits = llguidance.LLParserLimits(verbose_errors=False, **MASK_BOUNDS._asdict())
         grammar = llguidance.LLMatcher.grammar_from_lark(tried.text)
         seed = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if seed.is_error():
             raise OstinatoError("a grammar that held in the worker does not compile in the server")
-        vocabulary = Vocabulary(tokenizer, self._end_ids, self._tokenizer.special_ids)
-        return Grammar(seed, vocabulary, MIN_BYTES + 2 * len(spec.source) + tried.num_bytes)
+        vocabulary = Vocabulary(tokenizer, self._end_ids, self._tokenizer.special_ids, not source.head)
+        return Grammar.of_seed(seed, vocabulary, MIN_BYTES + 2 * len(spec.source) + tried.num_bytes)
 
     def _worker(self) -> Trial:
         """One that waits, if nobody has killed it meanwhile, or a new one."""
@@ -168,11 +167,3 @@ class Grammars:
             self._is_closed = True
             while not self._idle.empty():
                 self._idle.get().close()
-
-
-def _shown(message: str) -> str:
-    """The first words of what native code says, which may repeat a whole grammar."""
-    if "NoExtensionBias" in message:
-        return "no text fits it"
-    line = " ".join(message.replace("<non-verbose/>", "").split())
-    return line if len(line) <= _MAX_SHOWN_CHARS else line[:_MAX_SHOWN_CHARS] + "…"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,15 +10,14 @@ import numpy as np
 
 from ostinato.plugins.sampling_rows import I32
 
+from .guide import log_failure
+from .mask_time import MaskTime
 from .plan import Plan
 from .request import Request, Status
 from .timeline import guiding
 
 WORD_BITS = 32  # of a mask
 ALL = -1  # a word, and a line's number where it has no mask
-
-
-logger = logging.getLogger(__name__)
 
 
 class StepMasks(NamedTuple):
@@ -42,8 +40,9 @@ class Guards:
 class Masks:
     """Makes masks for a vocabulary of V tokens in W = ⌈V/32⌉ words."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, time: MaskTime | None = None) -> None:
         self.num_words = -(-vocab_size // WORD_BITS)
+        self._time = time or MaskTime()
         self.none = np.zeros((0, self.num_words), np.int32)
 
     def guards(self, requests: Sequence[Request | None]) -> Guards | None:
@@ -65,15 +64,22 @@ class Masks:
         return masks
 
     def guided(self, requests: Sequence[Request], num_output: Sequence[int]) -> I32:
-        """What the guides allow as each request's output token of that number."""
+        """What the guides allow as each request's output token of that number; anything where the request is put off,
+        and where what is sampled will be thrown away.
+        """
         masks = np.full((len(requests), self.num_words), ALL, np.int32)
-        for words, request, number in zip(masks, requests, num_output, strict=True):
-            if request.status is not Status.FINISHED:  # else what is sampled will be thrown away
-                self._fill(words, request)
-                if number < request.params.min_tokens and request.stop_ids:
-                    others = words & self._without(request.stop_ids)
-                    if others.any():  # else the output can only end here, or needs that token: the form wins
-                        words[:] = others
+        lines = [
+            line
+            for line, (request, number) in enumerate(zip(requests, num_output, strict=True))
+            if request.status is not Status.FINISHED and number == request.num_output
+        ]
+        for turn in self._time.turns([requests[line] for line in lines]):
+            words, request = masks[lines[turn]], requests[lines[turn]]
+            self._fill(words, request)
+            if request.num_output < request.params.min_tokens and request.stop_ids:
+                others = words & self._without(request.stop_ids)
+                if others.any():  # else the output can only end here, or needs that token: the form wins
+                    words[:] = others
         return masks
 
     def late(self, plan: Plan) -> I32:
@@ -88,7 +94,7 @@ class Masks:
             with guiding(request.timeline):
                 request.guide.fill_mask(words)
         except Exception as error:
-            logger.exception("the guide of request %d failed", request.id)
+            log_failure(request.id, error)
             request.fault = error
             words[:] = 0
 

@@ -5,7 +5,7 @@ What only several fields together decide (a stop of a stream, a context that is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,18 +53,19 @@ class BodySchemas:
     def add(self, kind: type[WireModel], bounds: Mapping[str, Schema] | None = None) -> Schema:
         """A reference to the schema of a whole body; `bounds` are keywords that a field has besides its type."""
         schema = kind.model_json_schema(ref_template=REF)
+        models = {model.__name__: model for model in _below(WireModel)}
         for name, nested in schema.pop("$defs", {}).items():
             self.by_name[name] = _with_nulls(nested)
-            if nested.get("type") == "object" and nested.get("additionalProperties") is False:
-                nested["additionalProperties"] = _NULL
+            if name in models:
+                nested["properties"] |= unserved_fields(models[name])
+                nested["additionalProperties"] = _NULL if self._strict or models[name].is_closed else True
         _with_nulls(schema)
         fields = schema["properties"]
         for name, keywords in {**self._shared_bounds(), **(bounds or {})}.items():
             if name in fields:
                 fields[name] = keywords if "anyOf" in keywords else {**fields[name], **keywords}
         fields["model"] = self._model if "model" in schema.get("required", ()) else {"anyOf": [self._model, _NULL]}
-        for name, values in kind.unserved.items():
-            fields[name] = {"enum": [*values, None], "description": "Not served: only what asks for nothing."}
+        fields |= unserved_fields(kind)
         schema["additionalProperties"] = not self._strict
         self.by_name[kind.__name__] = schema
         return {"$ref": REF.format(model=kind.__name__)}
@@ -88,6 +89,22 @@ class BodySchemas:
         }
         bounds["logit_bias"] = {"anyOf": [bias, _NULL]}
         return bounds
+
+
+def unserved_fields(kind: type[WireModel]) -> dict[str, Schema]:
+    """What is known and not served by a body or a part of one."""
+    about = "Not served: only what asks for nothing."
+    return {
+        name: {"enum": [*entry.neutral, None], "description": about}
+        for name, entry in kind.unserved.items()
+        if name not in kind.model_fields
+    }
+
+
+def _below(kind: type[WireModel]) -> Iterator[type[WireModel]]:
+    for model in kind.__subclasses__():
+        yield model
+        yield from _below(model)
 
 
 def _with_nulls(schema: Schema) -> Schema:

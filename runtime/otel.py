@@ -77,17 +77,17 @@ def _provider(endpoint: str) -> TracerProvider:
 
 
 def _parent(head: Iterable[tuple[bytes, bytes]]) -> Context:
-    """The caller's span, by the W3C's Trace Context; nobody's where its field is malformed or comes twice."""
+    """The caller's span, by the W3C's Trace Context; nobody's where its field is malformed or comes twice.
+
+    Its tracestate is for those that we would call, and there are none.
+    """
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    given: dict[str, list[str]] = {"traceparent": [], "tracestate": []}
-    for name, value in head:
-        if (fields := given.get(name.decode("latin-1"))) is not None:
-            fields.append(value.decode("latin-1"))
-    if len(given["traceparent"]) != 1:
+    given = [value.decode("latin-1") for name, value in head if name == b"traceparent"]
+    if len(given) != 1:
         return Context()
-    return TraceContextTextMapPropagator().extract(given, Context())
+    return TraceContextTextMapPropagator().extract({"traceparent": given}, Context())
 
 
 def _about(record: CallRecord) -> dict[str, str | int | float]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-
 from ostinato.engines.errors import OstinatoError, RequestError
 from ostinato.plugins.sampling_rows import Sampled
 
-from .guide import Guide
+from .guide import Guide, log_failure
 from .plan import PlanRow, new_tuple
 from .request import STEP_FAILED, Event, Request, TokenLogprob
 from .timeline import Stage, guiding
 
 NO_TOKEN = -1  # the sampler's answer where no token is legal
-
-logger = logging.getLogger(__name__)
 
 
 class SampledLines:
@@ -74,7 +70,7 @@ def _take_token(request: Request, lines: SampledLines, line: int) -> Event:
             with guiding(request.timeline):
                 finish, forced = _guide(request, request.guide, token_id, finish)
         except Exception as error:
-            logger.exception("the guide of request %d failed", request.id)
+            log_failure(request.id, error)
             request.fault = error
             return _unguided(request)
     logprob = None if params.logprobs is None else lines.logprob(line, token_id, params.logprobs)
@@ -142,8 +138,10 @@ def _no_token(request: Request) -> Event:
 
 def _unguided(request: Request) -> Event:
     """The end of a request whose guide raised."""
-    reason = str(request.fault) if isinstance(request.fault, OstinatoError) else "its guide failed inside the server"
-    error = RequestError(f"the output can't be held to its form: {reason}", code=STEP_FAILED)
+    error = request.fault
+    if not isinstance(error, RequestError):
+        reason = str(error) if isinstance(error, OstinatoError) else "its guide failed inside the server"
+        error = RequestError(f"the output can't be held to its form: {reason}", code=STEP_FAILED)
     return Event(request.id, None, None, "error", error, request.num_cached)
 
 

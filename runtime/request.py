@@ -196,6 +196,9 @@ class Request:
     pending_line: int = -1  # in the newest step in flight, the sampled line that its next row is fed from, or -1
     is_catching_up: bool = False  # from its start, or restart, until it samples its next token
     fault: Exception | None = None  # what its guide raised
+    mask_seconds: float = 0.0  # of a processor, that its last mask took; 0 before there was one
+    num_put_off: int = 0  # steps in a row that had no time for its mask
+    num_rests: int = 0  # steps to come that will have none, either
     timeline: Timeline | None = None  # where its time goes, if somebody wants to know
     tenant: str = ""  # whose it is: tenants have shares of the rows, if that is configured
 

@@ -134,6 +134,8 @@ class Scheduler:
         self.settle()
         num_preemptions = self.num_preemptions
         rows = self._decoding()
+        if not rows and not self._in_flight:  # nobody else wants the time
+            rows = self._decoding(wakes=True)
         if rows is None:
             return None
         limits = self._limits
@@ -168,12 +170,16 @@ class Scheduler:
             request, start, end, num_sampled, _ = row
             if request.status is finished:  # meanwhile
                 ended.append(request)
-            else:
+            elif start == request.num_computed:  # else the row that was to feed it was put off
+                is_put_off = num_sampled > 0 and request.num_put_off > 0
+                if is_put_off:  # its last token is computed again
+                    end -= 1
+                    request.num_planned, request.pending_line = end, -1
                 request.num_computed = end
                 if end // block_size > start // block_size:
                     self.pages.register(request)
                     self.admission.is_stuck &= start >= request.num_prompt  # a waiter may share the prompt
-                if num_sampled and (event := apply_samples(row, lines, line)) is not None:
+                if num_sampled and not is_put_off and (event := apply_samples(row, lines, line)) is not None:
                     events.append(event)
                     if event[3] is not None:
                         ended.append(request)
@@ -202,15 +208,18 @@ class Scheduler:
             events.append(Event(request.id, None, None, "error", error, request.num_cached))
         return events
 
-    def _decoding(self) -> list[PlanRow] | None:
+    def _decoding(self, *, wakes: bool = False) -> list[PlanRow] | None:
         """One token of each row that computed all others; None if a block must be taken back and a step is in flight.
 
         Victims stand at the end, so they are not planned yet. Who has more to compute gets blocks here, too: the tokens
-        that a guide forced came after its start.
+        that a guide forced came after its start. Who rests is left out, unless it `wakes` them.
         """
         rows: list[PlanRow] = []
         most, block_size = self._most_decoding(), self._limits.block_size
         for request in self._running:
+            if request.num_rests and not wakes:
+                request.num_rests -= 1
+                continue
             start, line = request.num_planned, request.pending_line
             end = start + 1 if line >= 0 else len(request.tokens)
             if end == start or (line < 0 and not self._may_plan(request)):

@@ -15,8 +15,9 @@ from .door import Door
 from .json_depth import check_shape
 from .outlet import OUTLET, Outlet
 from .serve_limits import ServeLimits
-from .wire import BodyT, parse_body
+from .wire import BodyT
 from .wire_errors import HttpError
+from .wire_parse import parse_body
 
 _MAX_INLINE_BYTES = 32 * 1024
 _MEDIA_TYPE = "application/json"

@@ -11,9 +11,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from .answer import StreamAnswer, WholeAnswer
-from .answer_completions import NO_ECHO, CompletionWriter, Echo
+from .answer_completions import CompletionWriter, Given
 from .bridge import Bridge, Prompt
 from .call import call_of
+from .detokenizer import MARK, detokenizer
 from .door import Door
 from .request import SamplingParams
 from .server_body import digest, read_body
@@ -21,8 +22,6 @@ from .tokenizer import Tokenizer
 from .wire import check_stream
 from .wire_completions import DEFAULT_MAX_TOKENS, CompletionBody
 from .wire_limits import check_limits, check_total
-
-Given = Sequence[str | list[int]]
 
 
 def completion_routes(door: Door) -> list[Route]:
@@ -34,44 +33,46 @@ def completion_routes(door: Door) -> list[Route]:
         check_stream(body.stream, body.stream_options)
         call.wants_timings = bool(body.timings)
         params = body.params(door.limits)
-        given = await digest(num_bytes, partial(body.prompts, door.limits))
-        check_limits(params, len(given), door.limits)
+        texts = await digest(num_bytes, partial(body.prompts, door.limits))
+        check_limits(params, len(texts), door.limits)
         with call.span("tokenize"):
-            ids = await digest(num_bytes, partial(_encode, bridge, given))
-        prompts = _prompts(bridge, body, params, ids)
+            ids = await digest(num_bytes, partial(_encode, bridge, texts))
+        given = [_given(bridge.tokenizer, body, text, token_ids) for text, token_ids in zip(texts, ids, strict=True)]
+        prompts = _prompts(bridge, body, params, given)
         if (spec := body.grammar()) is not None:
             with call.span("grammar"):
                 grammar = await bridge.grammars.compile(spec)
             prompts = [prompt._replace(grammar=grammar) for prompt in prompts]
         check_total(prompts, bridge.limits.max_context, door.limits)
         stream = bridge.submit(prompts, call, salt=body.cache_salt or "", priority=body.priority or 0)
-        echoes = [
-            _echo(bridge.tokenizer, text, token_ids) if body.echo else NO_ECHO
-            for text, token_ids in zip(given, ids, strict=True)
-            for _ in range(params.n)
-        ]
-        writer = CompletionWriter(door.head("cmpl-"), body, stream, bridge.tokenizer, echoes)
+        made = [prompt for prompt in given for _ in range(params.n)]
+        writer = CompletionWriter(door.head("cmpl-"), body, stream, bridge.tokenizer, made)
         return StreamAnswer(stream, writer) if body.stream else WholeAnswer(stream, writer)
 
     return [Route("/v1/completions", completions, methods=["POST"])]
 
 
-def _encode(bridge: Bridge, given: Given) -> list[list[int]]:
+def _encode(bridge: Bridge, texts: Sequence[str | list[int]]) -> list[list[int]]:
     encode = partial(bridge.tokenizer.encode, max_tokens=bridge.limits.max_context)
-    return [encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
+    return [encode(prompt) if isinstance(prompt, str) else prompt for prompt in texts]
 
 
-def _prompts(bridge: Bridge, body: CompletionBody, params: SamplingParams, ids: Sequence[list[int]]) -> list[Prompt]:
+def _given(tokenizer: Tokenizer, body: CompletionBody, text: str | list[int], token_ids: list[int]) -> Given:
+    if not body.echo:
+        return Given(token_ids)
+    decoded = tokenizer.decode(token_ids, skip_special_tokens=False)
+    whole = text if isinstance(text, str) else decoded
+    num_marks = detokenizer(tokenizer, token_ids, body.skip_special_tokens is not False).num_marks
+    echo = whole.removesuffix(MARK * num_marks)
+    return Given(token_ids, echo, len(decoded) - len(whole), echo != whole)
+
+
+def _prompts(bridge: Bridge, body: CompletionBody, params: SamplingParams, given: Sequence[Given]) -> list[Prompt]:
     """OpenAI's default of 16 tokens is no wish of the caller's: near the context's end it gives way."""
-    if body.max_tokens is not None:
-        return [Prompt(token_ids, params) for token_ids in ids]
-    rests = (max(1, bridge.limits.max_context - len(token_ids)) for token_ids in ids)
-    return [
-        Prompt(token_ids, replace(params, max_tokens=min(DEFAULT_MAX_TOKENS, rest)))
-        for token_ids, rest in zip(ids, rests, strict=True)
-    ]
-
-
-def _echo(tokenizer: Tokenizer, given: str | list[int], token_ids: list[int]) -> Echo:
-    text = given if isinstance(given, str) else tokenizer.decode(token_ids, skip_special_tokens=False)
-    return Echo(text, token_ids)
+    prompts = []
+    for token_ids, _, _, is_cut in given:
+        if body.max_tokens is None:
+            rest = max(1, bridge.limits.max_context - len(token_ids))
+            params = replace(params, max_tokens=min(DEFAULT_MAX_TOKENS, rest))
+        prompts.append(Prompt(token_ids, params, is_cut=is_cut))
+    return prompts

@@ -96,6 +96,8 @@ def step_json(step: StepRecord) -> dict[str, Any]:
 
 def _count(request: Request, most: int) -> int:
     """The number that the query asks for."""
+    if unknown := [name for name in request.query_params if name != "n"]:
+        raise RequestError(f"the query {unknown[0][:64]!r} is not known here: only n is", param=unknown[0][:64])
     text = request.query_params.get("n", str(_SHOWN))
     if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
         raise RequestError(f"n is not a number from 1 to {most}: ask for that many", param="n")

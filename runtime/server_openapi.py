@@ -13,13 +13,13 @@ from starlette.routing import Route
 from . import openapi_replies as replies
 from .chunks import to_json
 from .door import Door
-from .openapi_bodies import BodySchemas, Known, Schema
-from .openapi_unions import MESSAGE, TEXT_FORMAT, TOKENIZED
+from .openapi_bodies import BodySchemas, Known, Schema, unserved_fields
+from .openapi_unions import TOKENIZED, message, text_format
 from .serve_limits import ServeLimits
 from .server_status import READ
-from .wire_chat import ChatBody
+from .wire_chat import ChatBody, Message
 from .wire_completions import CompletionBody
-from .wire_responses import ResponseBody
+from .wire_responses import ResponseBody, TextFormat
 from .wire_tokens import DetokenizeBody, TokenizeBody
 
 _ABOUT = "OpenAI's API as this server takes and answers it; fields of it that are not served are refused by name."
@@ -37,11 +37,15 @@ _ERRORS = {
     500: "The server failed at this request.",
     503: "The server takes no calls now: try again later.",
 }
-_ASKED = (400, 401, 403, 404, 431, 503)  # what any route but health may answer
+_OPEN = (400, 403, 431)  # what any route may answer
+_ASKED = (*_OPEN, 401, 404, 503)  # and any but health
 _SENT = (*_ASKED, 408, 413, 415)  # and any that reads a body
 _RETRY = {"retry-after": {"description": "Seconds to wait.", "schema": replies.COUNT}}
 _IGNORED = {
-    "x-ostinato-ignored": {"description": "Fields of the body that nobody knows, left out.", "schema": replies.TEXT}
+    "x-ostinato-ignored": {
+        "description": "Paths of fields of the body that nobody knows, left out.",
+        "schema": replies.TEXT,
+    }
 }
 
 
@@ -69,7 +73,10 @@ def _document(door: Door, known: Known | None) -> dict[str, Any]:
     bodies = BodySchemas(door.limits, known, strict_fields=door.strict_fields)
     paths = {**_generating(bodies, door.limits), **_tokens(bodies, door.limits), **_telling(known)}
     bodies.by_name["TokenizeBody"] |= TOKENIZED
-    bodies.by_name |= {"Message": MESSAGE, "TextFormat": TEXT_FORMAT}
+    bodies.by_name |= {
+        "Message": message(unserved_fields(Message), strict_fields=door.strict_fields),
+        "TextFormat": text_format(unserved_fields(TextFormat), strict_fields=door.strict_fields),
+    }
     for name in ("CalledFunction", "FunctionCall"):
         bodies.by_name[name]["properties"]["arguments"] = {"type": "string", "format": "json-object"}
     return {
@@ -151,8 +158,8 @@ def _telling(known: Known | None) -> dict[str, Any]:
         },
         "/info": {"get": _operation("/info", _ASKED, replies.ANY_OBJECT)},
         "/openapi.json": {"get": _operation("/openapi.json", _ASKED, replies.ANY_OBJECT)},
-        "/health": {"get": {**_operation("/health", (400, 431), replies.HEALTH), "security": []}},
-        "/health/ready": {"get": {**_operation("/health/ready", (400, 431, 503), replies.READY), "security": []}},
+        "/health": {"get": {**_operation("/health", _OPEN, replies.HEALTH), "security": []}},
+        "/health/ready": {"get": {**_operation("/health/ready", (*_OPEN, 503), replies.READY), "security": []}},
     }
 
 

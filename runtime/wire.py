@@ -1,9 +1,4 @@
-"""What the OpenAI endpoints share: parsing, strict types, refusals and sampling fields (lines run per request).
-
-A body is a JSON object; of a name that comes twice the last counts, and null means unset. A field that nobody knows
-is left out and told of in a header, or refused in strict mode; inside other fields it is always refused. A field of
-OpenAI's that is not served here is refused by name, unless it has a value that asks for nothing.
-"""
+"""What the OpenAI endpoints share: strict types, sampling fields and checks (lines run per request)."""
 
 from __future__ import annotations
 
@@ -12,7 +7,6 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
-import orjson
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -20,7 +14,6 @@ from pydantic import (
     FailFast,
     Field,
     StringConstraints,
-    ValidationError,
     model_validator,
 )
 
@@ -29,64 +22,47 @@ from ostinato.engines.sizes import MAX_LOGIT_BIAS
 
 from .request import MAX_STOP_IDS, SamplingParams
 from .serve_limits import ServeLimits
+from .wire_unserved import UNSERVED, Unserved
 
-MAX_REPORTED_ERRORS = 3
 MAX_NAME_CHARS = 64
-MAX_PATH_PARTS = 8
+MAX_FIELDS = 256  # of one object
 MAX_SALT_CHARS = 256
 MAX_PRIORITY = 2**31 - 1
 KIND = "kind:"  # begins a union's tag, which is no part of a body's path
-
-# Fields of OpenAI's that are not served: name -> the values that ask for nothing.
-UNSERVED_ANYWHERE: Mapping[str, tuple[object, ...]] = {
-    "moderation": (),
-    "prompt_cache_key": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
-    "safety_identifier": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-}
-UNSERVED: Mapping[str, tuple[object, ...]] = {
-    **UNSERVED_ANYWHERE,
-    "audio": (),
-    "function_call": ("none",),
-    "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "metadata": ({},),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "reasoning_effort": ("none",),
-    "tool_choice": ("none",),
-    "tools": ([],),
-    "verbosity": (),
-    "web_search_options": (),
-}
 
 BodyT = TypeVar("BodyT", bound="WireModel")
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]  # of a schema or a function
 
 
+def check_size(table: dict[str, Any]) -> None:
+    """ValueError where it has many times the fields that any of ours has: each would be a fault to report."""
+    if len(table) > MAX_FIELDS:
+        raise ValueError(f"this has {len(table)} fields, at most {MAX_FIELDS} are allowed")
+
+
 class WireModel(BaseModel):
-    """Strict: no text as number, no true as 1, no 1.0 as integer, no infinities, no unknown fields."""
+    """Strict: no text as number, no true as 1, no 1.0 as integer, no infinities, no unknown fields.
+
+    `unserved`: fields that are known, and refused unless they ask for nothing; where it `is_closed`, all others are.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True, hide_input_in_errors=True)
-    unserved: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    unserved: ClassVar[Mapping[str, Unserved]] = {}
+    is_closed: ClassVar[bool] = False
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, table: object) -> object:
         if not isinstance(table, dict):
             return table
+        check_size(table)
         return {name: value for name, value in table.items() if value is not None}
 
 
 class StreamOptions(WireModel):
     """How a stream ends. There is no obfuscation, so only its absence may be asked for."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = {"continuous_usage_stats": Unserved((False,))}
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -105,6 +81,8 @@ def _bounded(value: object) -> object:
 
 class SamplingFields(WireModel):
     """The fields that every generating endpoint has, None where unset; the second group is not all OpenAI's there."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = UNSERVED
 
     model: str
     stream: bool | None = None
@@ -133,8 +111,6 @@ class SamplingFields(WireModel):
 class SamplingBody(SamplingFields):
     """The fields that completions and chats share."""
 
-    unserved: ClassVar[Mapping[str, tuple[object, ...]]] = UNSERVED
-
     n: int | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
@@ -146,77 +122,7 @@ _COPIED = frozenset({
 })  # fmt: skip
 
 
-def parse_body(kind: type[BodyT], raw: bytes, ignored: list[str] | None = None, max_turns: int | None = None) -> BodyT:
-    """Bytes of a body → a checked model; RequestError names the field at fault and never repeats its value.
-
-    Names of fields that nobody knows go to `ignored`; without such a list they are refused. A conversation of more than
-    `max_turns` is refused before its turns are looked at, which takes long.
-    """
-    try:
-        table = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is not valid JSON: {_clip(str(error), 200)}", code="invalid_json") from None
-    if not isinstance(table, dict):
-        raise RequestError("the body is JSON but not an object: send {…}", code="invalid_json")
-    for name in ("messages", "input"):
-        turns = table.get(name)
-        if max_turns is not None and isinstance(turns, list) and len(turns) > max_turns and name in kind.model_fields:
-            raise RequestError(f"{name} has {len(turns)} entries, at most {max_turns} are allowed", param=name)
-    try:
-        return kind.model_validate(_served_fields(kind, table, ignored))
-    except ValidationError as error:
-        raise _refusal(error) from None
-
-
-def _served_fields(kind: type[WireModel], table: dict[str, Any], ignored: list[str] | None) -> dict[str, Any]:
-    """The fields of `kind`; RequestError for a field that asks for something not served here."""
-    fields, known = {}, kind.model_fields
-    for name, value in table.items():
-        if name in known:
-            fields[name] = value
-            continue
-        if name not in kind.unserved:
-            shown = _clip(name, MAX_NAME_CHARS)
-            if ignored is None:
-                raise RequestError(f"unknown field {shown!r}: leave it out", param=shown, code="unknown_parameter")
-            ignored.append(shown)
-            continue
-        # 0 == False: the type must agree too.
-        neutral = kind.unserved[name]
-        if value is not None and not any(type(value) is type(other) and value == other for other in neutral):
-            raise RequestError(f"{name} is not supported here: leave it out", param=name, code="unsupported_parameter")
-    return fields
-
-
-_CODES = {
-    "missing": "missing_required_parameter",
-    "extra_forbidden": "unknown_parameter",
-    **dict.fromkeys(
-        (
-            *("greater_than_equal", "less_than_equal", "too_long", "too_short", "string_too_long", "string_too_short"),
-            *("literal_error", "string_pattern_mismatch", "finite_number"),
-        ),
-        "invalid_value",
-    ),
-}
-
-
-def _refusal(error: ValidationError) -> RequestError:
-    """The first few faults by path; client text appears only as clipped key names."""
-    faults = error.errors(include_url=False, include_context=False, include_input=False)[:MAX_REPORTED_ERRORS]
-    paths = [_path(fault["loc"]) for fault in faults]
-    message = "; ".join(
-        f"{path}: {fault['msg'].removeprefix('Value error, ')}" for path, fault in zip(paths, faults, strict=True)
-    )
-    return RequestError(message, param=paths[0], code=_CODES.get(faults[0]["type"], "invalid_type"))
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    parts = [part for part in map(str, location) if not part.startswith(KIND)]
-    return ".".join(_clip(part, MAX_NAME_CHARS) for part in parts[:MAX_PATH_PARTS])
-
-
-def _clip(text: str, limit: int) -> str:
+def clipped(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[:limit] + "…"
 
 
@@ -229,8 +135,10 @@ class renamed:  # noqa: N801 (a block, and no generator: it runs for every call)
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if isinstance(error, RequestError):
-            error.param = self._names.get(error.param or "", error.param)
+        if isinstance(error, RequestError) and (outer := self._names.get(inner := error.param or "")) is not None:
+            error.param = outer
+            if "_" in inner or str(error).startswith(f"{inner} "):  # else it is a word of the sentence
+                error.args = (str(error).replace(inner, outer),)
 
 
 def check_stream(stream: bool | None, options: WireModel | None) -> None:
@@ -292,7 +200,7 @@ def _logit_bias(table: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
         # int() would also take " 7", "1_0" and non-ASCII digits; one spelling per id keeps entries from merging.
         if not (key.isascii() and key.isdigit()) or len(key) > 10 or key != str(int(key)):
             raise RequestError(
-                f"logit_bias has key {_clip(key, MAX_NAME_CHARS)!r}: give token ids in decimal", param="logit_bias"
+                f"logit_bias has key {clipped(key, MAX_NAME_CHARS)!r}: give token ids in decimal", param="logit_bias"
             )
         pairs[int(key)] = value
     return tuple(pairs.items())

@@ -11,15 +11,18 @@ from ostinato.engines.errors import RequestError
 
 from .request import SamplingParams
 from .serve_limits import ServeLimits
-from .wire import UNSERVED, SamplingBody, WireModel, check_top_logprobs, plain_turn, sampling_params
+from .wire import SamplingBody, WireModel, check_size, check_top_logprobs, plain_turn, sampling_params
 from .wire_grammar import GrammarFields
 from .wire_tools import ToolCall, ToolFields
+from .wire_unserved import LEFT_OUT, Unserved
 
 _UNSERVED_PARTS = ("image_url", "input_audio", "file", "refusal", "video_url", "audio_url", "image")
 
 
 class TextPart(WireModel):
     """The one kind of content part that is served."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = dict.fromkeys((*_UNSERVED_PARTS, "prompt_cache_breakpoint"), LEFT_OUT)
 
     type: Literal["text"]
     text: str
@@ -39,6 +42,11 @@ def _as_parts(value: object) -> object:
 class Message(WireModel):
     """A turn. Null and empty fields, as OpenAI's clients send an assistant's turn back, count as absent."""
 
+    unserved: ClassVar[Mapping[str, Unserved]] = {
+        **dict.fromkeys(("annotations", "audio", "refusal", "tools"), LEFT_OUT),
+        "function_call": Unserved((), ("tool_calls",)),
+    }
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[list[TextPart], FailFast(), BeforeValidator(_as_parts)] = Field(default_factory=list)
     name: str | None = None
@@ -51,6 +59,7 @@ class Message(WireModel):
         """Empty lists, too: it stands in for the one of all models."""
         if not isinstance(table, dict):
             return table
+        check_size(table)
         return {
             name: value for name, value in table.items() if value is not None and (value != [] or name == "content")
         }
@@ -87,16 +96,15 @@ def turns_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 class TemplateKwargs(WireModel):
-    """The variables of a chat template that a caller may set."""
+    """The variables of a chat template that a caller may set; any other could be one that this template has."""
+
+    is_closed: ClassVar[bool] = True
 
     enable_thinking: bool | None = None
 
 
 class ChatBody(SamplingBody, GrammarFields, ToolFields):
     """A call of /v1/chat/completions; the last three fields are not OpenAI's."""
-
-    # A template is the bundle's own: a caller's would run on this server.
-    unserved: ClassVar[Mapping[str, tuple[object, ...]]] = {**UNSERVED, "chat_template": (), "documents": ([],)}
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
     max_completion_tokens: int | None = None

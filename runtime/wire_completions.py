@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
-
-from pydantic import WithJsonSchema
+from typing import Any
 
 from ostinato.engines.errors import RequestError
 
@@ -24,7 +22,6 @@ class CompletionBody(SamplingBody, GrammarFields):
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None  # so many choices are made, the n with the best mean logprob a token are answered
-    suffix: Annotated[Any, WithJsonSchema({"type": "null"})] = None
 
     def prompts(self, limits: ServeLimits) -> list[str | list[int]]:
         """One entry a prompt. RequestError where `prompt` is none of the four forms."""
@@ -48,11 +45,7 @@ class CompletionBody(SamplingBody, GrammarFields):
         return self.best_of is not None and self.best_of != (self.n or 1)
 
     def params(self, limits: ServeLimits) -> SamplingParams:
-        """Sampling parameters, n being all that are made; RequestError where a value is not served or out of range."""
-        if self.suffix is not None:
-            raise RequestError(
-                "suffix is not supported here: leave it out", param="suffix", code="unsupported_parameter"
-            )
+        """Sampling parameters, n being all that are made; RequestError where a value is out of range."""
         self._check_best_of(limits)
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         if max_tokens == 0 and not self.echo:

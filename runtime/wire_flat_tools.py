@@ -6,17 +6,24 @@ Like in a chat, a function is kept to its schema where it is strict or must be c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, FailFast, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 
 from .serve_limits import ServeLimits
-from .wire import WireModel
-from .wire_tools import Function, NamedFunction, Tool, ToolUse, Word, check_choice, tool_use
+from .wire import KIND, WireModel
+from .wire_tools import Function, NamedFunction, Tool, ToolUse, Word, check_choice, kind_of_choice, tool_use
+from .wire_unserved import LEFT_OUT, Unserved
 
 
 class FlatTool(Function):
     """The one kind of tool that is served."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = {
+        **Function.unserved,
+        **dict.fromkeys(("allowed_callers", "function", "output_schema"), LEFT_OUT),
+        "async": Unserved((False,)),
+    }
 
     type: Literal["function"]
 
@@ -47,13 +54,22 @@ class FlatToolFields(WireModel):
     """The fields of a body that are about tools."""
 
     tools: Annotated[list[FlatTool], FailFast()] = Field(default_factory=list)
-    tool_choice: Annotated[Word | FlatChoice, BeforeValidator(_as_choice)] | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[Word, Tag(KIND + "word")] | Annotated[FlatChoice, Tag(KIND + "named")],
+            Discriminator(kind_of_choice),
+            BeforeValidator(_as_choice),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
 
     def tool_use(self, limits: ServeLimits) -> ToolUse | None:
         """None where the model is to know of no tools. RequestError where the fields contradict each other."""
         choice = self.tool_choice
         word, name = (None, choice.name) if isinstance(choice, FlatChoice) else (choice, None)
+        if word == "auto" and not self.tools:  # as an answer without tools repeats it
+            word = None
         return tool_use([tool.nested() for tool in self.tools], word, name, self.parallel_tool_calls, limits)
 
     @property

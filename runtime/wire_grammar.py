@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import FailFast, Field
@@ -11,6 +12,7 @@ from ostinato.engines.errors import RequestError
 
 from .grammar_spec import GrammarSpec
 from .wire import Name, WireModel
+from .wire_unserved import LEFT_OUT, Unserved
 
 
 class JsonSchema(WireModel):
@@ -24,6 +26,11 @@ class JsonSchema(WireModel):
 
 class ResponseFormat(WireModel):
     """OpenAI's."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = {
+        "schema": Unserved((), ("json_schema",)),
+        **dict.fromkeys(("format", "structures", "triggers"), LEFT_OUT),  # of vLLM's structural tags
+    }
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -40,6 +47,13 @@ class StructuredOutputs(WireModel):
     """vLLM's. Exactly one: a JSON schema, as JSON or as its text; a regex for all of the output; texts to choose from;
     a grammar in Lark's or GBNF's form; any JSON object.
     """
+
+    unserved: ClassVar[Mapping[str, Unserved]] = {
+        **dict.fromkeys(("backend", "structural_tag", "whitespace_pattern"), LEFT_OUT),
+        **dict.fromkeys(
+            ("disable_additional_properties", "disable_any_whitespace", "disable_fallback"), Unserved((False,))
+        ),
+    }
 
     json_: Any = Field(default=None, alias="json")
     regex: str | None = None

@@ -5,21 +5,26 @@ An answer's items may be sent back as they came.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 
 from .wire import KIND, Name, WireModel, plain_turn
 from .wire_tools import checked_arguments, parsed_arguments
+from .wire_unserved import LEFT_OUT, Unserved
 
-_UNSERVED_ITEMS = ("item_reference", "reasoning", "custom_tool_call", "custom_tool_call_output")
+_FOREIGN_TO_TEXT = ("detail", "file_data", "file_id", "file_url", "image_url", "prompt_cache_breakpoint", "refusal")
+_FOREIGN_TO_MESSAGE = ("function_call", "name", "phase", "tool_call_id", "tool_calls")  # a chat's, but for one
+_FOREIGN_TO_CALL = ("async", "caller", "namespace")
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputText(WireModel):
     """Text of a turn; what came with an answer that is sent back is not read."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = dict.fromkeys(_FOREIGN_TO_TEXT, LEFT_OUT)
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -41,6 +46,8 @@ Parts = Annotated[list[InputText], FailFast(), BeforeValidator(_as_parts, json_s
 class InputMessage(WireModel):
     """A turn of the conversation, or an answer's message sent back."""
 
+    unserved: ClassVar[Mapping[str, Unserved]] = dict.fromkeys(_FOREIGN_TO_MESSAGE, LEFT_OUT)
+
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: Parts
@@ -50,13 +57,15 @@ class InputMessage(WireModel):
     @model_validator(mode="before")
     @classmethod
     def _is_served(cls, item: object) -> object:
-        if isinstance(item, dict) and (kind := item.get("type")) in _UNSERVED_ITEMS:
-            raise ValueError(f"items of type {kind} are not supported here: send messages and calls of functions")
+        if isinstance(item, dict) and isinstance(kind := item.get("type"), str) and kind != "message":
+            raise ValueError("items of this type are not supported here: send messages and calls of functions")
         return item
 
 
 class FunctionCall(WireModel):
     """A call that the model made."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = dict.fromkeys(_FOREIGN_TO_CALL, LEFT_OUT)
 
     type: Literal["function_call"]
     call_id: str
@@ -64,6 +73,13 @@ class FunctionCall(WireModel):
     arguments: Annotated[str, AfterValidator(checked_arguments)]
     id: str | None = None
     status: Status | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_whole(cls, item: object) -> object:
+        if isinstance(item, dict) and item.get("status") == "incomplete":
+            raise ValueError("this call was cut short: leave it out")
+        return item
 
     def for_template(self) -> dict[str, Any]:
         """As a chat template reads it."""
@@ -73,6 +89,8 @@ class FunctionCall(WireModel):
 
 class FunctionCallOutput(WireModel):
     """What a call gave."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = dict.fromkeys(_FOREIGN_TO_CALL, LEFT_OUT)
 
     type: Literal["function_call_output"]
     call_id: str

@@ -16,23 +16,12 @@ from ostinato.engines.errors import RequestError
 from .grammar_spec import GrammarSpec
 from .request import SamplingParams
 from .serve_limits import ServeLimits
-from .wire import UNSERVED_ANYWHERE, Name, SamplingFields, WireModel, check_stream, check_top_logprobs, sampling_params
+from .wire import Name, SamplingFields, WireModel, check_stream, check_top_logprobs, sampling_params
 from .wire_flat_tools import FlatToolFields
 from .wire_items import InputItem, turns_of
+from .wire_unserved import LEFT_OUT, Unserved
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
-
-# Fields of OpenAI's that are not served: name -> the values that ask for nothing.
-UNSERVED: Mapping[str, tuple[object, ...]] = {
-    **UNSERVED_ANYWHERE,
-    "background": (False,),
-    "context_management": ([],),
-    "conversation": (),
-    "max_tool_calls": (),
-    "previous_response_id": (),
-    "prompt": (),
-    "reasoning": ({}, {"effort": None}, {"effort": "none"}),
-}
 
 
 def _as_items(value: object) -> object:
@@ -45,6 +34,8 @@ def _as_items(value: object) -> object:
 
 class TextFormat(WireModel):
     """What the text must be: anything, a JSON object, or JSON of a schema, which is kept to whatever `strict` says."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = {"json_schema": Unserved(elsewhere="name and schema")}
 
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
@@ -82,6 +73,8 @@ class TextConfig(WireModel):
 class ResponseStreamOptions(WireModel):
     """There is no obfuscation, so only its absence may be asked for."""
 
+    unserved: ClassVar[Mapping[str, Unserved]] = dict.fromkeys(("include_usage", "continuous_usage_stats"), LEFT_OUT)
+
     include_obfuscation: Literal[False] | None = None
 
 
@@ -91,8 +84,6 @@ Note = Annotated[str, StringConstraints(max_length=512)]
 
 class ResponseBody(SamplingFields, FlatToolFields):
     """A call of /v1/responses."""
-
-    unserved: ClassVar[Mapping[str, tuple[object, ...]]] = UNSERVED
 
     input: Annotated[
         list[InputItem],

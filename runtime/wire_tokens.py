@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import FailFast, Field
 
@@ -11,10 +12,13 @@ from ostinato.engines.errors import RequestError
 from .serve_limits import ServeLimits
 from .wire import WireModel
 from .wire_chat import Message
+from .wire_unserved import UNSERVED, Unserved
 
 
 class TokenizeBody(WireModel):
     """A text, or a conversation as the chat template writes it, to be counted and cut into tokens."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = UNSERVED
 
     model: str | None = None
     prompt: str | None = None
@@ -37,6 +41,8 @@ class TokenizeBody(WireModel):
 
 class DetokenizeBody(WireModel):
     """Token ids to be a text again, special tokens included."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = UNSERVED
 
     model: str | None = None
     tokens: Annotated[list[int], FailFast()]

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
-from pydantic import AfterValidator, BeforeValidator, FailFast, Field
+from pydantic import AfterValidator, BeforeValidator, Discriminator, FailFast, Field, Tag
 
 from ostinato.engines.errors import RequestError
 
+from .json_depth import check_shape
 from .serve_limits import ServeLimits
-from .wire import Name, WireModel
+from .wire import KIND, Name, WireModel
+from .wire_unserved import LEFT_OUT, Unserved
 
 Mode = Literal["auto", "required", "named"]
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 Word = Literal["none", "auto", "required"]
 _WORDS = ("none", "auto", "required")
+_MAX_DEPTH, _MAX_OBJECTS = 64, 10_000  # of a call's arguments
 
 
 def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -32,6 +35,8 @@ def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 class Function(WireModel):
     """A function that the model may call. Without `parameters` it takes none."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = {"defer_loading": Unserved((False,))}
 
     name: Name
     description: str | None = None
@@ -45,6 +50,8 @@ class Function(WireModel):
 
 class Tool(WireModel):
     """The one kind of tool that is served."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = {"custom": LEFT_OUT, "defer_loading": Unserved((False,))}
 
     type: Literal["function"]
     function: Function
@@ -83,11 +90,26 @@ def _as_choice(value: object) -> object:
     return check_choice(value, '{"type": "function", "function": {"name": …}}')
 
 
-ToolChoice = Annotated[Word | NamedChoice, BeforeValidator(_as_choice)]
+def kind_of_choice(value: object) -> str:
+    """Of a union's members, so that faults name the field alone."""
+    return KIND + ("word" if isinstance(value, str) else "named")
+
+
+ToolChoice = Annotated[
+    Annotated[Word, Tag(KIND + "word")] | Annotated[NamedChoice, Tag(KIND + "named")],
+    Discriminator(kind_of_choice),
+    BeforeValidator(_as_choice),
+]
 
 
 def checked_arguments(text: str) -> str:
     """The text of a call's arguments; ValueError if it can't be."""
+    try:
+        check_shape(text.encode(), _MAX_DEPTH, _MAX_OBJECTS)
+    except RequestError:
+        raise ValueError(
+            f"these are nested deeper than {_MAX_DEPTH}, or more than {_MAX_OBJECTS} objects: send flatter ones"
+        ) from None
     if not isinstance(parsed_arguments(text), dict):
         raise ValueError("this is not the text of a JSON object: send the arguments as they came")
     return text

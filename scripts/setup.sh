@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv with every extra at the locked versions, and the .types view that mypy reads. Safe to run again.
 set -euo pipefail
+unset CDPATH # which cd would look through
 cd "$(dirname "$0")/.."
 python=${1:-python3}
 command -v "$python" > /dev/null || {

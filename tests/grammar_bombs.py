@@ -9,6 +9,22 @@ from ostinato.runtime.grammar_spec import GrammarSpec
 from tests.grammars import schema_spec
 
 _FIELDS = {"regex": "regex", "ebnf": "grammar", "json_schema": "json"}
+GROWING = {  # with each token of the output; unlike the others they are cheap to begin with
+    "to the right": GrammarSpec("ebnf", "start: c start | c\nc: /(.|\\n)/"),
+    "in two ways": GrammarSpec("ebnf", "start: e\ne: e e | /[a-z ]/"),
+    "after a while": GrammarSpec("ebnf", "start: /[a-z]{64}/ rest\nrest: c rest | c\nc: /[a-z]/"),
+    "lexer states": GrammarSpec("regex", r"((.|\n)*[aeiou](.|\n){13}[xyz]){3}(.|\n)*"),
+}
+# Behind a branch that no trial may take: one piece of text, tokenized at each of its tokens anew.
+LONG_RUNS = {
+    "a regex": GrammarSpec("regex", "[b-y]|(a|z)x{8000}"),
+    "one text by reference": schema_spec(
+        {
+            "$defs": {"long": {"const": "abcdefgh" * 1000}},
+            "anyOf": [{"type": "string"}, {"prefixItems": [{"$ref": "#/$defs/long"}] * 100, "minItems": 100}],
+        }
+    ),
+}
 DOUBLED = "".join(f"{{0}}{n}: {{0}}{n + 1} {{0}}{n + 1}\n" for n in range(40)) + '{0}40: "x"\n'
 BOMBS = {  # each is answered, one way or the other
     **{
@@ -18,6 +34,8 @@ BOMBS = {  # each is answered, one way or the other
             *("((a{0,100}){0,100}){0,100}", r"\p{L}{1,5000}", "(a|b)*a(a|b){300}", "(" * 2000 + "a" + ")" * 2000),
         )
     },
+    **GROWING,
+    **LONG_RUNS,
     "enum of 100,000": schema_spec({"enum": [f"s{n}" for n in range(100_000)]}),
     "enum of 5,000": schema_spec({"enum": [f"s{n}" for n in range(5_000)]}),
     "500 optional": schema_spec({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(500)}}),

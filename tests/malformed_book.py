@@ -156,7 +156,7 @@ def _conversations() -> Iterator[Malformed]:
         None, [], {}, "x", 5, [1], [[]], ["x"], [None], [{"role": "banana", "content": "x"}], [{"role": "user"}],
         [{"content": "x"}], [{"role": 5, "content": "x"}], [{"role": "user", "content": None}],
         [{"role": "user", "content": 5}], [{"role": "user", "content": [image]}], [{"role": "user", "content": [5]}],
-        [{"role": "user", "content": {"a": 1}}], [{"role": "user", "content": "x", "weight": 1}],
+        [{"role": "user", "content": {"a": 1}}], [{"role": "user", "content": "x", "audio": {"id": "a"}}],
         [{"role": "user", "content": "x", "name": 5}], [{"role": "user", "content": 1}] * 5000, [turn] * 4097,
         [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": [{"type": "text", "text": 5}]}],
     ]  # fmt: skip

@@ -16,6 +16,8 @@ from ostinato.engines.command import GROUP, main
 
 from . import made
 
+RECIPES = Path(__file__).parents[2] / "engines" / "recipes"
+
 
 def told(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """The line on standard error of a call that ends with 2."""
@@ -59,6 +61,10 @@ def told(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ),
         ("diagnose x -n5 -m", "ostinato diagnose: there is no option '-m' ("),
         ("verify x.toml --prompts -1 -2", "ostinato verify: '-2' is one argument too many ("),
+        (
+            "generate b --prompt -hello",
+            "ostinato generate: argument --prompt: expected one argument, and one that begins ",
+        ),
         ("verify x.toml --prompts -1", "ostinato verify: --prompts is -1: give 1 to 24 ("),
         ("serve b --port x", "ostinato serve: argument --port: invalid int value: 'x' ("),
         ("diagnose", "ostinato diagnose: URL, the server's metrics port, such as http://127.0.0.1:8001, is missing ("),
@@ -146,9 +152,10 @@ def test_every_option_says_what_it_is(name: str, monkeypatch: pytest.MonkeyPatch
     assert max(map(len, parser.format_help().splitlines())) < 80
 
 
-def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path: Path) -> None:
-    bundle = made.make(tmp_path / "b")
-    code = f"import sys; from ostinato.engines.command import main; sys.exit(main(['inspect', {str(bundle.path)!r}]))"
+@pytest.mark.parametrize("command", ["inspect", "plan"])  # by print, and by rich
+def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path: Path, command: str) -> None:
+    given = made.make(tmp_path / "b").path if command == "inspect" else RECIPES / "smollm2-135m-rtx.toml"
+    code = f"import sys; from ostinato.engines.command import main; sys.exit(main([{command!r}, {str(given)!r}]))"
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, check=False)

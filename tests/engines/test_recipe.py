@@ -51,6 +51,8 @@ def test_set_overrides_strings_numbers_lists_and_tables(path: Path) -> None:
         ("kv_cache=8", "kv_cache is 8: give a string"),
         ("colour=red", "unknown recipe key colour"),
         ("limits.rows=3", "unknown limits key rows"),
+        ("limits=5", "limits is 5: give a table"),
+        ("limits=[]", "give a table"),
         ("limits.max_rows=many", "give a whole number"),
         ("limits.max_rows=true", "give a whole number"),
         ("limits.max_rows=0", "give 1 or more"),

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from ostinato.engines.errors import RequestError
+from ostinato.engines.errors import OstinatoError, RequestError
 from ostinato.runtime.grammar_guide import Grammar
+from ostinato.runtime.grammar_source import source_of
 from ostinato.runtime.grammar_spec import GrammarSpec
-from tests.grammars import ENDS, VOCAB_SIZE, Bench, allowed, anything, bench, endings, follow, parsed, schema_spec
+from tests.grammar_bombs import GROWING, LONG_RUNS
+from tests.grammars import (
+    ENDS,
+    PATIENT,
+    VOCAB_SIZE,
+    Bench,
+    allowed,
+    anything,
+    bench,
+    endings,
+    follow,
+    no_end,
+    parsed,
+    schema_spec,
+)
 from tests.tokenizers import EOS, EOT, SYS
 
 A1 = {"const": {"a": 1}}
@@ -41,7 +58,7 @@ def _accepts(grammar: Grammar, history: list[int], token_id: int) -> bool:
         guide.accept(earlier)
     try:
         guide.accept(token_id)
-    except RequestError:
+    except OstinatoError:
         return False
     return True
 
@@ -142,6 +159,50 @@ def test_forced_tokens_are_the_masks_one_after_the_other(grammars: Bench) -> Non
         assert num_forced == 0 or name not in ("lark", "gbnf")  # a caller's own rules are never looked ahead
 
 
+@pytest.mark.parametrize("name", GROWING)
+def test_rules_that_grow_with_the_output_are_refused_or_end_it_before_a_mask_takes_long(
+    grammars: Bench, name: str
+) -> None:
+    """By what the compiler counts; the seconds have a wide margin: without the bounds there are masks of one second."""
+    spec = replace(GROWING[name], param="structured_outputs")
+    try:
+        guide = grammars.compile(spec).start()
+    except RequestError as error:
+        assert (error.param, error.code) == ("structured_outputs", "unsupported_grammar")  # noqa: PT017
+        assert "too much work" in str(error)  # noqa: PT017
+        return
+    rng, slowest = random.Random(name), 0.0
+    try:
+        for _ in range(400):
+            began_at = time.thread_time()
+            ids = allowed(guide)
+            slowest = max(slowest, time.thread_time() - began_at)
+            guide.accept(no_end(rng, ids))
+    except RequestError as error:
+        assert (error.param, error.code) == ("structured_outputs", "grammar_too_costly")  # noqa: PT017
+    assert slowest < 0.25
+
+
+@pytest.mark.parametrize("name", LONG_RUNS)
+def test_a_long_text_is_not_tokenized_in_one_go(grammars: Bench, name: str) -> None:
+    grammar = grammars.compile(LONG_RUNS[name])
+    guide = grammar.start(jumps=True)
+    guide.accept(ord("a" if name == "a regex" else "["))
+    began_at = time.thread_time()
+    for _ in range(50):
+        assert guide.forced() == ()
+        guide.accept(min(allowed(guide)))
+    assert time.thread_time() - began_at < 0.5  # and 0.01 where it is all right, or minutes
+    assert source_of(schema_spec({"const": "a" * 900}), PATIENT).head == ""  # what is short is jumped over
+
+
+def test_a_place_where_nothing_is_legal_is_the_grammar_s_fault(grammars: Bench) -> None:
+    grammar = grammars.compile(GrammarSpec("ebnf", "start: /[ab]{400}/ A\nA: /x/ & /y/", "structured_outputs"))
+    with pytest.raises(RequestError) as refused:
+        follow(grammar.start(), anything, random.Random(1), 500)
+    assert (refused.value.param, refused.value.code) == ("structured_outputs", "no_legal_token")
+
+
 def test_guides_of_one_grammar_do_not_share_their_place(grammars: Bench) -> None:
     grammar = grammars.of_schema(A1)
     rng = random.Random(3)
@@ -179,6 +240,11 @@ def test_strings_of_bounded_length_may_hold_escapes_and_nothing_raw(grammars: Be
         ({"format": "date", "minLength": 10}, ["2024-02-29"], ["2024-13-01", "2024"]),
         ({"pattern": '^[^"\\\\]*$'}, ["ab", "é\n"], ['"', "\\"]),
         ({"pattern": "^[[&]$"}, ["[", "&"], ["a"]),
+        ({"pattern": r"^\d\D$"}, ["1a", "7é"], ["٣a", "1٣", "11"]),  # as ECMAScript and Python both read it
+        ({"pattern": r"^[^\d\w]$"}, ["-", "€"], ["a", "é", "٣", "_"]),
+        ({"pattern": r"^\W$"}, ["-", "€"], ["a", "é", "٣", "_"]),
+        ({"pattern": r"^\s\S$"}, [" a", "\u2028é"], ["\ufeffa", " \ufeff", " \u00a0"]),
+        ({"pattern": r"^[^\D]$"}, ["1"], ["٣", "a"]),
     ],
 )
 def test_rules_for_one_string_hold_together(

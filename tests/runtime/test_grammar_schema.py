@@ -36,6 +36,15 @@ def test_each_claimed_feature_passes(name: str) -> None:
     check_schema(FEATURES[name], "p")
 
 
+def test_what_every_reader_reads_alike_passes() -> None:
+    for number in (1, 7, 10**6, 1.0, 0.5, 0.25):
+        check_schema({"type": "number", "multipleOf": number}, "p")
+    for regex in (r"^[0-9]+$", r"^x_", r"\\d", r"\.", r"[^a]"):
+        check_schema({"patternProperties": {regex: {}}}, "p")
+    with pytest.raises(RequestError, match=r"at /multipleOf: .* such as cents"):
+        check_schema({"type": "number", "multipleOf": 0.01}, "p")
+
+
 def test_a_property_may_have_any_name() -> None:
     names = {name: {"type": "null"} for name in (*_UNSERVED, "$ref", "pattern", "required")}
     check_schema({"type": "object", "properties": names}, "p")
@@ -70,6 +79,8 @@ def test_a_property_may_have_any_name() -> None:
         {"type": "object", "required": ["a"], "minProperties": 3},
         {"type": "number", "exclusiveMinimum": 3, "maximum": 3.5},
         {"allOf": [{"exclusiveMaximum": 2}, {"minimum": 1.25}]},
+        *({"type": "number", "multipleOf": number} for number in (0, -1, -0.5, 0.01, 0.1, 1.1, 2.5, 100.0, 1e-7)),
+        *({"patternProperties": {regex: {}}} for regex in (r"\d", r"^x\W", r"[a\s]", r"\\\D")),
     ],
 )
 def test_what_is_no_schema_or_not_a_sound_one_is_refused(schema: Any) -> None:
@@ -185,6 +196,10 @@ def _random_regex(rng: random.Random, depth: int) -> tuple[str, int]:
         (r"[^\]\\]x[b]", r"[[^\]\\]&&[^\x00]]x[[b]&&[^\x00]]"),
         (r"\[a]", r"\[a]"),
         ("[[&~]", r"[[\[\&\~]&&[^\x00]]"),
+        (r"\d\\d", r"[[0-9]&&[^\x00]]\\d"),
+        (r"\D", r"[[[^\p{Nd}]]&&[^\x00]]"),
+        (r"[^x\w]", r"[[^x\p{L}\p{N}_]&&[^\x00]]"),
+        (r"[^\D]", r"[[^[^0-9]]&&[^\x00]]"),
     ],
 )
 def test_classes_of_a_pattern_are_written_anew(regex: str, rewritten: str) -> None:

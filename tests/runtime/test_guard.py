@@ -177,12 +177,16 @@ def test_without_origins_no_page_may(running: Running) -> None:
 def test_a_page_can_not_call_this_machine_under_its_own_name(tmp_path: Path, host: str, is_known: bool) -> None:
     config = replace(ANY_PORTS, allowed_hosts=("box.lan",))
     with serving(tmp_path, LIMITS, TapeLM(b"abc", 0), config=config) as server:
+        routes = httpx.get(server.url + "/openapi.json", verify=False).json()["paths"]
         for url in (server.url, server.metrics_url):
-            answer = httpx.get(url + "/v1/models", headers={"host": host}, verify=False)
-            if is_known:
-                assert answer.status_code == 200
-            else:
-                assert "--allowed-host" in error_of(answer, 403)["message"]
+            for path in ("/v1/models", "/health", "/health/ready"):
+                answer = httpx.get(url + path, headers={"host": host}, verify=False)
+                if is_known:
+                    assert answer.status_code == 200
+                else:
+                    assert "--allowed-host" in error_of(answer, 403)["message"]
+                assert str(answer.status_code) in routes[path]["get"]["responses"]
+        assert all("403" in way["responses"] for route in routes.values() for way in route.values())
 
 
 def test_with_keys_any_host_name_will_do(locked: Running) -> None:

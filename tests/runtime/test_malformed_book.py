@@ -17,6 +17,8 @@ from tests.malformed_book import COMPLETIONS, Malformed, book
 from tests.scale import IS_SOAK
 from tests.serving import MODEL, VOCAB_SIZE, GatedLM, Running, serving
 
+pytestmark = pytest.mark.timed
+
 BOOK = book()
 MAX_P99_SECONDS = 0.05  # asked of an idle machine only
 STREAM = {"model": MODEL, "prompt": "x", "seed": 5, "max_tokens": 100, "ignore_eos": True, "stream": True}

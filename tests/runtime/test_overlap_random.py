@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import count
 
 import pytest
 
 from ostinato.engines.sizes import Limits
+from ostinato.runtime import masks
 from ostinato.runtime.executor import StepRules
+from ostinato.runtime.mask_time import STEP_SECONDS, MaskTime
+from ostinato.runtime.request import Request
 from tests.fakes import PosLM, make_limits
 from tests.overlap_fakes import LaggingLM, overlap_rules, pipeline_rules
 from tests.overlap_requests import VOCAB, Band, Order, make, random_orders
@@ -41,6 +46,18 @@ def _plain(limits: Limits, orders: list[Order], *, prefix_caching: bool) -> Band
     band.submit(*(make(number, order, limits) for number, order in enumerate(orders)))
     band.run()
     return band
+
+
+class SlowMasks(MaskTime):
+    """Masks that take more than a step's allowance each; counts who was put off."""
+
+    def __init__(self) -> None:
+        super().__init__(count(step=2 * STEP_SECONDS).__next__)
+        self.num_put_off = 0
+
+    def turns(self, requests: Sequence[Request]) -> Iterator[int]:
+        yield from super().turns(requests)
+        self.num_put_off += sum(request.num_put_off > 0 for request in requests)
 
 
 class Crowd:
@@ -82,9 +99,28 @@ def _crowd(seed: int) -> Crowd:
     return crowd
 
 
+@cache
+def _slow_crowd(seed: int) -> tuple[Crowd, int]:
+    """One whose masks are slow, and how often one was put off."""
+    slow = SlowMasks()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masks, "MaskTime", lambda: slow)
+        crowd = Crowd(seed)
+        crowd.run()
+    return crowd, slow.num_put_off
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_requests_end_as_without_overlap(seed: int) -> None:
-    crowd = _crowd(seed)
+    check_as_without_overlap(_crowd(seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_masks_that_are_put_off_change_no_output(seed: int) -> None:
+    check_as_without_overlap(_slow_crowd(seed)[0])
+
+
+def check_as_without_overlap(crowd: Crowd) -> None:
     plain = _plain(crowd.limits, crowd.orders, prefix_caching=crowd.prefix_caching)
     for number in range(NUM_ORDERS):
         if number in crowd.aborted and crowd.band.finish(number) == "abort":
@@ -103,8 +139,12 @@ def test_the_seeds_meet_what_they_are_for() -> None:
             seen[str(crowd.band.finish(number))] += 1
             seen["guided"] += is_guided
             seen["scored"] += params.prompt_logprobs is not None
+        seen["put off"] += _slow_crowd(seed)[1]
         seen["preemptions"] += crowd.band.scheduler.num_preemptions
         seen["hits"] += crowd.band.scheduler.num_prefix_hits
         seen["fed"] += sum(batch.feed_rows is not None for batch in crowd.lagging.batches)
-    assert min(seen[name] for name in ("stop", "length", "abort", "guided", "scored", "preemptions", "hits")) > 10, seen
+    assert (
+        min(seen[name] for name in ("stop", "length", "abort", "guided", "scored", "put off", "preemptions", "hits"))
+        > 10
+    ), seen
     assert seen["fed"] > 200, seen

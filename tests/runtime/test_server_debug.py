@@ -85,6 +85,12 @@ def test_a_count_that_is_none_is_refused(debug: httpx.Client, count: str) -> Non
     assert error_of(debug.get("/debug/requests", params={"n": count}), 400)["param"] == "n"
 
 
+@pytest.mark.parametrize("path", ["/debug/requests", "/debug/steps", "/debug/trace"])
+def test_a_query_that_is_not_known_is_refused(debug: httpx.Client, path: str) -> None:
+    error = error_of(debug.get(path, params={"n": 2, "steps": 5}), 400)
+    assert (error["param"], error["message"]) == ("steps", "the query 'steps' is not known here: only n is")
+
+
 def test_the_trace_follows_the_event_format(debug: httpx.Client) -> None:
     """As chrome://tracing and ui.perfetto.dev read it: complete, async and metadata events; nesting on each track."""
     answer = debug.get("/debug/trace", params={"n": 1000})

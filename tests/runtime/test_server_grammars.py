@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ostinato.runtime import grammar_guide
 from ostinato.runtime.grammar_guide import GrammarGuide
 from ostinato.runtime.grammar_source import Source
 from ostinato.runtime.grammar_trial import Trial, Tried
@@ -203,3 +204,32 @@ def test_workers_may_start_before_anybody_asks(tmp_path: Path) -> None:
         assert grammars.num_idle == NUM_WORKERS
         assert complete(client, structured_outputs={"choice": ["yes"]}, max_tokens=9).status_code == 200
         await_true(lambda: grammars.num_idle == NUM_WORKERS, "the worker did not come back")
+
+
+@pytest.mark.parametrize(
+    ("rules", "slow_seconds", "code"),
+    [
+        ("start: /[ab]{60}/ A\nA: /x/ & /y/", 1.0, "no_legal_token"),
+        ("start: /[a-z]{64}/", -1.0, "grammar_too_costly"),  # where every mask is too slow
+    ],
+)
+def test_a_grammar_that_leads_nowhere_is_its_callers_fault_and_no_trace_in_the_log(
+    client: httpx.Client,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    rules: str,
+    slow_seconds: float,
+    code: str,
+) -> None:
+    monkeypatch.setattr(grammar_guide, "SLOW_SECONDS", slow_seconds)
+    fields = {"structured_outputs": {"grammar": rules}, "max_tokens": 70, "seed": 1, "temperature": 1.0}
+    with caplog.at_level("INFO", "ostinato"):
+        refused = error_of(chat(client, **fields), 400)
+        event = payloads(chat(client, **fields, stream=True))[-1]["error"]
+    assert refused == event
+    assert (refused["type"], refused["param"]) == ("invalid_request_error", "structured_outputs")
+    assert refused["code"] == code
+    lines = [record for record in caplog.records if refused["message"] in record.getMessage()]
+    assert lines
+    assert all(record.levelname == "INFO" and record.exc_info is None for record in lines)
+    assert not any(record.levelno > 20 for record in caplog.records)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from ostinato.runtime.detokenizer import MARK
 from tests.fakes import histories, logits_of, mix
-from tests.http_calls import chat, complete, payloads
-from tests.serving import VOCAB_SIZE
+from tests.http_calls import LIMITS, chat, complete, payloads
+from tests.serving import VOCAB_SIZE, TapeLM, serving
+from tests.tokenizers import EOS
 
 
 def reference_logprobs(ids: list[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -64,6 +67,64 @@ def test_echo_without_logprobs(client: httpx.Client) -> None:
     ]
     chunks = payloads(complete(client, prompt="ab", echo=True, max_tokens=0, stream=True))
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["ab", ""]
+
+
+def check_offsets(choice: Any, *, is_cut: bool = False) -> None:
+    """They rise, lie in the text that is sent, and each token that is text is there, as far as a stop lets it."""
+    text, lists = choice["text"], choice["logprobs"]
+    offsets = lists["text_offset"]
+    assert offsets == sorted(offsets)
+    for token, offset, following in zip(lists["tokens"], offsets, [*offsets[1:], len(text)], strict=True):
+        assert 0 <= offset <= len(text)
+        if not token.startswith(("bytes:", "<")):
+            shown = text[offset:following]
+            assert shown.rstrip(MARK) == token or (is_cut and token.startswith(shown))
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ignore_eos": True, "logit_bias": {str(EOS): 6}}, {"ignore_eos": True, "logit_bias": {str(EOS): 100}},
+        {"ignore_eos": True, "logit_bias": {str(EOS): 6}, "skip_special_tokens": False},
+        {"ignore_eos": True, "logit_bias": {"97": 9, "98": 9}, "stop": ["aab", "bba"]},
+        {"ignore_eos": True, "logit_bias": {"97": 9, "98": 9}, "stop": "ab", "include_stop_str_in_output": True},
+        {"ignore_eos": True, "logit_bias": {"97": 100}, "stop": "aaaa"}, {"ignore_eos": True, "stop_token_ids": [7]},
+        {"prompt": [*b"Hello ", 0xF0, 0x9F], "ignore_eos": True, "logit_bias": {"142": 9, "97": 9}},
+        {"prompt": [EOS, *b"a", EOS, *b"bc", 0xC3], "ignore_eos": True},
+    ],
+)  # fmt: skip
+def test_offsets_point_into_the_text_that_is_sent(client: httpx.Client, fields: Any, echo: bool) -> None:
+    options = {"prompt": "na\u00efve", "max_tokens": 24, "logprobs": 1, "n": 4, "seed": 5, "echo": echo} | fields
+    whole = complete(client, **options).json()
+    chunks = payloads(complete(client, **options, stream=True))
+    for choice in whole["choices"]:
+        check_offsets(choice, is_cut="stop" in fields)
+        mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
+        assert "".join(part["text"] for part in mine) == choice["text"]
+        offsets = [place for part in mine if part["logprobs"] for place in part["logprobs"]["text_offset"]]
+        assert offsets == choice["logprobs"]["text_offset"]
+
+
+@pytest.mark.parametrize(
+    ("tape", "text"),
+    [
+        (b"\x8e\x89!", "Hello 🎉!"), (b"a\x89!", "Hello \ufffda\ufffd!"), (b"", "Hello \ufffd"),
+        (b"\xf0\x9f\x8e\x89", "Hello \ufffd🎉"), (b"\x8e", "Hello \ufffd"),
+    ],
+)  # fmt: skip
+def test_an_echo_shows_a_character_that_its_output_ends_once(tmp_path: Path, tape: bytes, text: str) -> None:
+    prompt = [*b"Hello ", 0xF0, 0x9F]
+    with serving(tmp_path, LIMITS, TapeLM(tape, len(prompt) - 1)) as server, server.client() as client:
+        options = {"prompt": prompt, "temperature": 0, "logprobs": 0}
+        whole = complete(client, **options, echo=True).json()["choices"][0]
+        check_offsets(whole)
+        assert whole["text"] == text
+        parts = payloads(complete(client, **options, echo=True, stream=True))
+        assert "".join(part["choices"][0]["text"] for part in parts) == text
+        assert complete(client, prompt=prompt, echo=True, max_tokens=0).json()["choices"][0]["text"] == "Hello \ufffd"
+        alone = complete(client, **options).json()["choices"][0]
+        assert alone["text"] == text.removeprefix("Hello ").removeprefix("\ufffd")  # which is the prompt's
 
 
 def test_chat_logprobs_have_every_token_once_with_its_bytes(client: httpx.Client) -> None:

@@ -113,6 +113,7 @@ def test_refusals_name_the_field_of_this_body(client: httpx.Client, fields: Any,
     for stream in (False, True):
         error = error_of(respond(client, stream=stream, **fields), 400)
         assert (error["param"], error["code"]) == (param, code)
+        assert " max_tokens" not in error["message"]
     assert error_of(respond(client, model="other"), 404)["code"] == "model_not_found"
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from ostinato.engines.errors import RequestError
 from ostinato.runtime.serve_limits import ServeLimits
-from ostinato.runtime.wire import parse_body
 from ostinato.runtime.wire_completions import CompletionBody
+from ostinato.runtime.wire_parse import parse_body
 
 LIMITS = ServeLimits()
 

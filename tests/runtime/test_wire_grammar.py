@@ -9,9 +9,9 @@ import pytest
 
 from ostinato.engines.errors import RequestError
 from ostinato.runtime.grammar_spec import GrammarSpec
-from ostinato.runtime.wire import parse_body
 from ostinato.runtime.wire_chat import ChatBody
 from ostinato.runtime.wire_completions import CompletionBody
+from ostinato.runtime.wire_parse import parse_body
 
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
 

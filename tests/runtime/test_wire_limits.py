@@ -11,9 +11,9 @@ from ostinato.engines.errors import RequestError
 from ostinato.runtime.bridge import Prompt
 from ostinato.runtime.request import SamplingParams
 from ostinato.runtime.serve_limits import ServeLimits
-from ostinato.runtime.wire import parse_body
 from ostinato.runtime.wire_completions import CompletionBody
 from ostinato.runtime.wire_limits import check_limits, check_total
+from ostinato.runtime.wire_parse import parse_body
 
 LIMITS = ServeLimits()
 

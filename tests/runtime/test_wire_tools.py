@@ -9,8 +9,8 @@ import pytest
 
 from ostinato.engines.errors import RequestError
 from ostinato.runtime.serve_limits import ServeLimits
-from ostinato.runtime.wire import parse_body
 from ostinato.runtime.wire_chat import ChatBody, turns_of
+from ostinato.runtime.wire_parse import parse_body
 from ostinato.runtime.wire_tools import ToolUse
 
 LIMITS = ServeLimits()
@@ -70,8 +70,8 @@ def test_choices() -> None:
         ({"tools": [], "tool_choice": named("f")}, "tool_choice"),
         ({"tools": [tool()], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [tool()], "tool_choice": named("g")}, "tool_choice"),
-        ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice"),
-        ({"tools": [tool()], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": [tool()], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice.function"),
         ({"tools": [tool()], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice"),
         ({"tools": [tool()], "tool_choice": 1}, "tool_choice"),
         ({"tools": [tool()], "tool_choice": [1]}, "tool_choice"),
