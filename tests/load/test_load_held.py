@@ -14,7 +14,7 @@ from tests.load.callers import Heard, answers, body, call, session
 from tests.load.toy_process import Toy, ToyProcess, toy_process
 from tests.scale import IS_SOAK, scaled
 
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.timeout(1200)]
 
 NUM_CALLERS, NUM_BODIES = 64, 24
 SECONDS = scaled(2, 600)
