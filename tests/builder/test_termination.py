@@ -24,7 +24,12 @@ with orderly_termination(), unfinished_bundle(Path(sys.argv[1])) as folder:
     print("building", flush=True)
     time.sleep(60)
 """
-_KERNELS = "import sys; from ostinato.engines.command import main; sys.exit(main(['kernels', *sys.argv[1:]]))"
+_KERNELS = """
+import signal, sys
+from ostinato.engines.command import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job would ignore
+sys.exit(main(["kernels", *sys.argv[1:]]))
+"""
 _PATIENCE = 60.0  # seconds
 
 
