@@ -182,7 +182,8 @@ def test_answers_that_nobody_reads_hold_no_connection(running: Running) -> None:
         connection.connect(("127.0.0.1", int(running.url.rpartition(":")[2])))
         send(connection, ask * num_asked)
         await_true(lambda: not running.server.server_state.connections, "he holds a connection")
-        with contextlib.suppress(ConnectionError):
+        connection.settimeout(5)  # what the system still holds may come slowly through so small a window, or not at all
+        with contextlib.suppress(ConnectionError, TimeoutError):
             while part := connection.recv(2**16):
                 num_bytes += len(part)
     whole = exchange(running.url, ask)
