@@ -181,6 +181,7 @@ def test_answers_that_nobody_reads_hold_no_connection(running: Running) -> None:
         connection.settimeout(PATIENCE_SECONDS)
         connection.connect(("127.0.0.1", int(running.url.rpartition(":")[2])))
         send(connection, ask * num_asked)
+        await_true(lambda: bool(running.server.server_state.connections), "he was not let in")
         await_true(lambda: not running.server.server_state.connections, "he holds a connection")
         connection.settimeout(5)  # what the system still holds may come slowly through so small a window, or not at all
         with contextlib.suppress(ConnectionError, TimeoutError):
