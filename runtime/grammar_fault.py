@@ -7,9 +7,9 @@ import re
 from .grammar_source import Source
 
 TOO_COSTLY = (
-    "it takes too much work to find the tokens that may come next: use longer terminals, fewer ways to read the "
+    "it takes too much work to find the tokens that may come next: use longer terminals, fewer ways to read the same "
+    "text, and rules that repeat to the left"
 )
-TOO_COSTLY += "same text, and rules that repeat to the left"
 _REGEX = re.compile(r"regex parse error:.*?\nerror: ([^\n]*)", re.DOTALL)  # whose reasons are fixed texts
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _LINE = re.compile(r" at line (\d+)")

@@ -21,6 +21,7 @@ from .libraries import REAL, Libraries
 from .loop import StepObserver
 from .progress import bar, loading
 from .request import Event, SamplingParams, TokenLogprob
+from .resident import release_freed_memory
 from .shop import open_shop
 
 Prompt = str | list[int]
@@ -66,6 +67,7 @@ class LLM:
         self._progress = progress
         with loading(progress) as show:
             self._shop = open_shop(Path(bundle), config or RuntimeConfig(), show, observe_logits, libraries)
+        release_freed_memory()
         self._shop.loop.observe_step = observe_step
         self._rows: dict[int, _Row] = {}  # choices that are being made, of all calls
         self._stepping = threading.RLock()

@@ -25,7 +25,7 @@ from .loop import Loop
 from .machine import find_machine, find_processor
 from .pages import Pages
 from .progress import Show
-from .resident import release_file_pages, release_freed_memory
+from .resident import release_file_pages
 from .scheduler import Scheduler
 from .tokenizer import Tokenizer
 
@@ -80,7 +80,6 @@ def open_shop(
     jumps = _is_same_in_chunks(bundle.manifest) if config.jump_ahead is None else config.jump_ahead
     jump_ahead = jumps and executor.rules.num_in_flight == 1
     intake = Intake.for_bundle(bundle.manifest, limits, jump_ahead=jump_ahead)
-    release_freed_memory()
     return Shop(bundle, limits, tokenizer, intake, loop, executor.coverage)
 
 

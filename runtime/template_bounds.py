@@ -70,6 +70,10 @@ def size_of(value: Any) -> int:
     return size
 
 
+def _check_text(value: Any, *_: Any, **__: Any) -> None:
+    size_of(value)
+
+
 def check_replaced(text: Any, old: Any, new: Any, *_: Any, **__: Any) -> None:
     size_of(text)
     text, old, new = str(text), str(old), str(new)
@@ -107,7 +111,7 @@ def bound_filters(filters: dict[str, Callable[..., Any]]) -> None:
     for name in UNWANTED_FILTERS:
         del filters[name]
     for name in _OF_TEXTS:
-        filters[name] = _after(size_of, filters[name])
+        filters[name] = _after(_check_text, filters[name])
     filters["replace"] = _after(check_replaced, filters["replace"])
     filters["indent"] = _after(_check_indented, filters["indent"])
     filters["format"] = _after(lambda form, *values, **named: check_percents(form, [values, named]), filters["format"])
@@ -122,10 +126,7 @@ def _after(check: Callable[..., Any], made: Callable[..., Any]) -> Callable[...,
 
     @wraps(made)
     def checked(*args: Any, **options: Any) -> Any:
-        if check is size_of:
-            size_of(args[skipped])
-        else:
-            check(*args[skipped:], **options)
+        check(*args[skipped:], **options)
         return made(*args, **options)
 
     return checked
@@ -161,5 +162,5 @@ def _tojson(
     widths = [len(indent) if isinstance(indent, str) else indent or 0, *map(len, separators or ())]
     if max(widths) > _MAX_INDENT:
         raise BoundError(f"it writes JSON with more than {_MAX_INDENT} characters between entries")
-    check_size(size_of(value))
+    size_of(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

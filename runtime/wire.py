@@ -40,6 +40,13 @@ def check_size(table: dict[str, Any]) -> None:
         raise ValueError(f"this has {len(table)} fields, at most {MAX_FIELDS} are allowed")
 
 
+def check_type(table: object, served: str, told: str) -> object:
+    """The table; ValueError(told) where its `type` is a text, and not the one that is served."""
+    if isinstance(table, dict) and isinstance(kind := table.get("type"), str) and kind != served:
+        raise ValueError(told)
+    return table
+
+
 class WireModel(BaseModel):
     """Strict: no text as number, no true as 1, no 1.0 as integer, no infinities, no unknown fields.
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
+from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from .serve_limits import ServeLimits
-from .wire import KIND, WireModel
-from .wire_tools import Function, NamedFunction, Tool, ToolUse, Word, check_choice, kind_of_choice, tool_use
+from .wire import WireModel, check_type
+from .wire_tools import Choice, Function, NamedFunction, Tool, ToolUse, check_choice, tool_use
 from .wire_unserved import LEFT_OUT, Unserved
 
 
@@ -30,9 +30,7 @@ class FlatTool(Function):
     @model_validator(mode="before")
     @classmethod
     def _is_served(cls, tool: object) -> object:
-        if isinstance(tool, dict) and isinstance(kind := tool.get("type"), str) and kind != "function":
-            raise ValueError("only tools of type function are supported here: leave the others out")
-        return tool
+        return check_type(tool, "function", "only tools of type function are supported here: leave the others out")
 
     def nested(self) -> Tool:
         """The same in a chat's form."""
@@ -54,14 +52,7 @@ class FlatToolFields(WireModel):
     """The fields of a body that are about tools."""
 
     tools: Annotated[list[FlatTool], FailFast()] = Field(default_factory=list)
-    tool_choice: (
-        Annotated[
-            Annotated[Word, Tag(KIND + "word")] | Annotated[FlatChoice, Tag(KIND + "named")],
-            Discriminator(kind_of_choice),
-            BeforeValidator(_as_choice),
-        ]
-        | None
-    ) = None
+    tool_choice: Annotated[Choice[FlatChoice], BeforeValidator(_as_choice)] | None = None
     parallel_tool_calls: bool | None = None
 
     def tool_use(self, limits: ServeLimits) -> ToolUse | None:

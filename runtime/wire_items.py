@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 
-from .wire import KIND, Name, WireModel, plain_turn
+from .wire import KIND, Name, WireModel, check_type, plain_turn
 from .wire_tools import checked_arguments, parsed_arguments
 from .wire_unserved import LEFT_OUT, Unserved
 
@@ -57,9 +57,8 @@ class InputMessage(WireModel):
     @model_validator(mode="before")
     @classmethod
     def _is_served(cls, item: object) -> object:
-        if isinstance(item, dict) and isinstance(kind := item.get("type"), str) and kind != "message":
-            raise ValueError("items of this type are not supported here: send messages and calls of functions")
-        return item
+        told = "items of this type are not supported here: send messages and calls of functions"
+        return check_type(item, "message", told)
 
 
 class FunctionCall(WireModel):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import orjson
 from pydantic import AfterValidator, BeforeValidator, Discriminator, FailFast, Field, Tag
@@ -24,6 +24,7 @@ Mode = Literal["auto", "required", "named"]
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 Word = Literal["none", "auto", "required"]
 _WORDS = ("none", "auto", "required")
+NamedT = TypeVar("NamedT")  # how a body names a function
 _MAX_DEPTH, _MAX_OBJECTS = 64, 10_000  # of a call's arguments
 
 
@@ -90,16 +91,15 @@ def _as_choice(value: object) -> object:
     return check_choice(value, '{"type": "function", "function": {"name": …}}')
 
 
-def kind_of_choice(value: object) -> str:
+def _kind_of_choice(value: object) -> str:
     """Of a union's members, so that faults name the field alone."""
     return KIND + ("word" if isinstance(value, str) else "named")
 
 
-ToolChoice = Annotated[
-    Annotated[Word, Tag(KIND + "word")] | Annotated[NamedChoice, Tag(KIND + "named")],
-    Discriminator(kind_of_choice),
-    BeforeValidator(_as_choice),
+Choice = Annotated[
+    Annotated[Word, Tag(KIND + "word")] | Annotated[NamedT, Tag(KIND + "named")], Discriminator(_kind_of_choice)
 ]
+ToolChoice = Annotated[Choice[NamedChoice], BeforeValidator(_as_choice)]
 
 
 def checked_arguments(text: str) -> str:

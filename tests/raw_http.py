@@ -28,6 +28,15 @@ def connect(url: str) -> socket.socket:
     return socket.create_connection((host.strip("[]"), int(port)), PATIENCE_SECONDS)
 
 
+def connect_narrowly(url: str) -> socket.socket:
+    """A connection whose system takes next to nothing before it is read."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(PATIENCE_SECONDS)
+    connection.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+    return connection
+
+
 def send(connection: socket.socket, *parts: bytes) -> None:
     """As much as the server takes: it may hang up in the middle."""
     with contextlib.suppress(ConnectionError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,8 +13,8 @@ import pytest
 from ostinato.runtime.serve_limits import ServeLimits
 from tests.fakes import PosLM
 from tests.http_calls import LIMITS
-from tests.raw_http import connect, exchange, is_closed, post, read_reply, send
-from tests.serving import ANY_PORTS, MODEL, PATIENCE_SECONDS, VOCAB_SIZE, Running, await_true, serving
+from tests.raw_http import connect, connect_narrowly, exchange, is_closed, post, read_reply, send
+from tests.serving import ANY_PORTS, MODEL, VOCAB_SIZE, Running, await_true, serving
 
 HEAD_SECONDS, UNREAD_SECONDS = 2.0, 1.0
 BODY = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 3, "temperature": 0}).encode()
@@ -176,10 +175,7 @@ def test_answers_that_nobody_reads_hold_no_connection(running: Running) -> None:
     """The first fill what the system takes, the others wait for it."""
     ask = b"GET /openapi.json HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
     num_asked, num_bytes = 200, 0
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(PATIENCE_SECONDS)
-        connection.connect(("127.0.0.1", int(running.url.rpartition(":")[2])))
+    with connect_narrowly(running.url) as connection:
         send(connection, ask * num_asked)
         await_true(lambda: bool(running.server.server_state.connections), "he was not let in")
         await_true(lambda: not running.server.server_state.connections, "he holds a connection")

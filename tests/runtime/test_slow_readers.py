@@ -13,8 +13,8 @@ import pytest
 
 from ostinato.runtime.serve_limits import ServeLimits
 from tests.fakes import PosLM, make_limits
-from tests.raw_http import post, send
-from tests.serving import ANY_PORTS, MODEL, PATIENCE_SECONDS, VOCAB_SIZE, Running, await_true, serving
+from tests.raw_http import connect_narrowly, post, send
+from tests.serving import ANY_PORTS, MODEL, VOCAB_SIZE, Running, await_true, serving
 
 UNREAD_SECONDS = 2.0
 PAUSE_SECONDS, READ_BYTES = 0.01, 8 * 1024  # so that each answer takes a third of that at most
@@ -35,15 +35,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield server
 
 
-def opened(running: Running) -> socket.socket:
-    """A connection whose system takes next to nothing before it is read."""
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.settimeout(PATIENCE_SECONDS)
-    connection.connect(("127.0.0.1", int(running.url.rpartition(":")[2])))
-    return connection
-
-
 def read_slowly(connection: socket.socket) -> bytes:
     """Everything up to the end of the connection."""
     data = b""
@@ -61,7 +52,7 @@ def read_slowly(connection: socket.socket) -> bytes:
 )
 def test_an_answer_behind_another_is_read_to_its_end(running: Running, requests: list[bytes]) -> None:
     *others, last = requests
-    with opened(running) as connection:
+    with connect_narrowly(running.url) as connection:
         send(connection, *others, last.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1))
         began_at = time.monotonic()
         data = read_slowly(connection)
@@ -74,8 +65,9 @@ def test_an_answer_behind_another_is_read_to_its_end(running: Running, requests:
 @pytest.mark.parametrize("pause", [0.08, 0.15, 0.3])
 def test_who_breaks_off_and_does_not_read_holds_no_connection(running: Running, pause: float) -> None:
     """What he sent last is no HTTP, and comes while his answer is made."""
-    with opened(running) as connection:
+    with connect_narrowly(running.url) as connection:
         send(connection, STREAM)
+        await_true(lambda: bool(running.server.server_state.connections), "he was not let in")
         time.sleep(pause)
         send(connection, b"\0")
         await_true(lambda: not running.server.server_state.connections, "he holds a connection")
